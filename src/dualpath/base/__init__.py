@@ -1,1 +1,3 @@
+"""What every package may know: ids, sizes, errors, typed configuration. Import from its modules."""
 
+__all__: list[str] = []

@@ -16,6 +16,7 @@ __all__ = [
     "GroupId",
     "KiB",
     "MiB",
+    "NodeId",
     "RequestId",
     "Role",
     "Side",
@@ -25,6 +26,8 @@ RequestId = NewType("RequestId", str)
 EngineId = NewType("EngineId", str)
 GroupId = NewType("GroupId", str)
 """A group is the engines of one node, all PE or all DE (facts: paper section 4)."""
+NodeId = NewType("NodeId", str)
+"""A machine with one storage NIC and one read queue; named apart from its group only where they differ."""
 
 BlockKey = NewType("BlockKey", bytes)
 """SHA-256 of (parent key, tokens of the block); 32 bytes. The chain's root holds fingerprint and salt."""

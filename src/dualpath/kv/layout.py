@@ -55,6 +55,12 @@ class KVLayout(msgspec.Struct, frozen=True):
     dtype: str
     item_bytes: int
 
+    def __post_init__(self) -> None:
+        sizes = [self.n_layers, self.block_tokens, self.item_bytes]
+        sizes += [size for part in self.parts for size in (part.heads, part.dim)]
+        if not self.parts or min(sizes) < 1:
+            raise ValueError(f"every size of a KV layout must be at least 1: {self}")
+
     @property
     def row_elements(self) -> int:
         """Elements of one token in one layer."""

@@ -7,8 +7,9 @@ same host maps it through the descriptor it is handed.
 Ownership
     A `Lease` owns its slots from `try_lease` until `release`. All slots of a request are
     leased at once or not at all, so two requests never each hold half of the pool (case 9).
-    `lease.hold()` says that I/O may touch the memory; slots return to the pool when the lease is
-    released *and* no hold is left, so a hung read never writes into another request's slot.
+    `lease.hold()` says that I/O may touch the memory, `lease.hold(i)` that it may touch one slot; a slot
+    returns to the pool when the lease is released *and* no hold on it is left, so a hung read never
+    writes into another request's slot, and takes no other slot out of use.
     The stamp (unique, never 0) stands in the table while the lease lives, and goes at `release`;
     a peer compares it before and after copying (case 11).
 
@@ -61,7 +62,16 @@ class PoolGeometry(msgspec.Struct, frozen=True):
 class Lease:
     """Slots of one owner. Made by `BufferPool.try_lease`; thread-safe."""
 
-    __slots__ = ("_holds", "_pool", "_released", "owner", "slots", "stamp")
+    __slots__ = (
+        "_holds",
+        "_pool",
+        "_released",
+        "_returned",
+        "_slot_holds",
+        "owner",
+        "slots",
+        "stamp",
+    )
 
     def __init__(self, pool: BufferPool, owner: str, slots: tuple[int, ...], stamp: int) -> None:
         self._pool = pool
@@ -69,6 +79,10 @@ class Lease:
         self.slots = slots
         self.stamp = stamp
         self._holds = 0
+        self._slot_holds: dict[int, int] = {}
+        """Holds on single slots, by index."""
+        self._returned: set[int] = set()
+        """Indexes of slots that are in the pool again, while others are still held."""
         self._released = False
 
     @property
@@ -78,29 +92,50 @@ class Lease:
     @property
     def holds(self) -> int:
         """Operations that may still touch the memory."""
-        return self._holds
+        return self._holds + sum(self._slot_holds.values())
 
     def view(self, index: int) -> memoryview:
-        """The writable bytes of the lease's `index`-th slot; valid until the lease is released."""
+        """The writable bytes of the lease's `index`-th slot.
+
+        Valid until the lease is released, or as long as a hold on the slot is left.
+        """
+        if self._released and self._holds == 0 and index not in self._slot_holds:
+            raise InvariantViolation(f"view of a slot after the lease of {self.owner} was released")
         return self._pool.view(self.slots[index])
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """While inside, the slots stay out of the pool even if the lease is released."""
+    def hold(self, index: int | None = None) -> Iterator[None]:
+        """While inside, the `index`-th slot (None: all) stays out of the pool, even after `release`."""
         with self._pool._lock:
             if self._released:
                 raise InvariantViolation(f"hold on released lease of {self.owner}")
-            self._holds += 1
+            self._begin_hold(index)
         try:
             yield
         finally:
-            self._end_hold()
+            self._end_hold(index)
 
-    def _end_hold(self) -> None:
+    def _begin_hold(self, index: int | None = None) -> None:
+        if index is None:
+            self._holds += 1
+        else:
+            self._slot_holds[index] = self._slot_holds.get(index, 0) + 1
+
+    def _end_hold(self, index: int | None = None) -> None:
         with self._pool._lock:
-            self._holds -= 1
-            if self._released and self._holds == 0:
+            if index is None:
+                self._holds -= 1
+            elif self._slot_holds[index] == 1:
+                del self._slot_holds[index]
+            else:
+                self._slot_holds[index] -= 1
+            if self._released:
                 self._pool._take_back(self)
+
+    @property
+    def _owned(self) -> list[int]:
+        """Indexes of the slots that are not in the pool again."""
+        return [index for index in range(len(self.slots)) if index not in self._returned]
 
     def release(self) -> None:
         """Give the slots back. Idempotent: every path of a request may call it."""
@@ -109,8 +144,7 @@ class Lease:
                 return
             self._released = True
             self._pool._clear_stamps(self)
-            if self._holds == 0:
-                self._pool._take_back(self)
+            self._pool._take_back(self)
 
 
 class BufferPool:
@@ -180,6 +214,24 @@ class BufferPool:
             lease = self._leases.get(stamp)
             return None if lease is None or lease.released else lease
 
+    @contextmanager
+    def hold(self, stamp: int) -> Iterator[Lease | None]:
+        """Find the live lease with this stamp and hold it, in one step, while a peer is served.
+
+        Gives None when the lease was released or never was.
+        """
+        with self._lock:
+            lease = self._leases.get(stamp)
+            if lease is not None and lease._released:
+                lease = None
+            if lease is not None:
+                lease._begin_hold()
+        try:
+            yield lease
+        finally:
+            if lease is not None:
+                lease._end_hold()
+
     def check(self) -> None:
         """Integrity: each slot is free or in one lease, and stamps agree. Raises InvariantViolation.
 
@@ -189,8 +241,11 @@ class BufferPool:
             owner_of: dict[int, str] = dict.fromkeys(self._free, "the free list")
             if len(owner_of) != len(self._free):
                 raise InvariantViolation(f"pool {self.name}: a slot is twice in the free list")
+            for slot in self._free:
+                if self._stamps[slot]:
+                    raise InvariantViolation(f"pool {self.name}: free slot {slot} has a stamp")
             for stamp, lease in self._leases.items():
-                for slot in lease.slots:
+                for slot in [lease.slots[index] for index in lease._owned]:
                     if slot in owner_of:
                         raise InvariantViolation(
                             f"pool {self.name}: slot {slot} is owned by {owner_of[slot]} "
@@ -214,17 +269,26 @@ class BufferPool:
             return
         os.close(self.fd)
         self.fd = -1
-        del self._stamps
+        with self._lock:
+            # A lease may still be released after this, and a peer may still ask for a stamp.
+            self._stamps = np.zeros(self.geometry.n_slots, dtype=np.uint64)
         self._bytes.release()
         try:
             self._map.close()
         except BufferError:
             pass  # A hung read still owns a view: the memory goes with it, or with the process.
+        del self._map
 
     def _clear_stamps(self, lease: Lease) -> None:
         for slot in lease.slots:
             self._stamps[slot] = 0
 
     def _take_back(self, lease: Lease) -> None:
-        del self._leases[lease.stamp]
-        self._free.extend(lease.slots)
+        """Those slots of a released lease that nothing holds."""
+        if lease._holds:
+            return
+        free = [index for index in lease._owned if index not in lease._slot_holds]
+        self._free.extend(lease.slots[index] for index in free)
+        lease._returned.update(free)
+        if len(lease._returned) == len(lease.slots):
+            del self._leases[lease.stamp]

@@ -1,1 +1,78 @@
+"""The policy: which engines, which reads, which batch. Pure: events in, instructions out.
 
+No clock, randomness, I/O or torch below this package; the same code runs in the simulator and in the product.
+"""
+
+from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
+from dualpath.policy.events import (
+    Assign,
+    AttemptFailed,
+    EngineJoined,
+    EngineLost,
+    EngineReport,
+    Event,
+    GroupFetched,
+    Instruction,
+    Interrupted,
+    PrefillDone,
+    ReadPlan,
+    ReadProgressed,
+    Reject,
+    RejectReason,
+    Release,
+    RequestAborted,
+    RequestArrived,
+    RequestFinished,
+    StartPrefill,
+)
+from dualpath.policy.quota import (
+    AttentionFit,
+    AttentionTime,
+    Batch,
+    BatchEntry,
+    PrefillEntry,
+    pack,
+    pairs,
+)
+from dualpath.policy.read_plan import plan_reads
+from dualpath.policy.requests import Phase, state_diagram
+from dualpath.policy.scheduler import Scheduler
+from dualpath.policy.stats import SchedulerStats, Waiting
+
+__all__ = [
+    "Assign",
+    "AttemptFailed",
+    "AttentionFit",
+    "AttentionTime",
+    "Batch",
+    "BatchEntry",
+    "EngineJoined",
+    "EngineLost",
+    "EngineReport",
+    "Event",
+    "GroupFetched",
+    "Instruction",
+    "Interrupted",
+    "Phase",
+    "PolicyConfig",
+    "PrefillDone",
+    "PrefillEntry",
+    "ReadPlan",
+    "ReadPlanKind",
+    "ReadProgressed",
+    "Reject",
+    "RejectReason",
+    "Release",
+    "RequestAborted",
+    "RequestArrived",
+    "RequestFinished",
+    "Scheduler",
+    "SchedulerKind",
+    "SchedulerStats",
+    "StartPrefill",
+    "Waiting",
+    "pack",
+    "pairs",
+    "plan_reads",
+    "state_diagram",
+]

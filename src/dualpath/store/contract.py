@@ -34,22 +34,27 @@ __all__ = [
 
 
 class ReadStatus(StrEnum):
-    """How the read of one block ended. Everything but OK means: recompute, drop from the index."""
+    """How the read of one block ended. Everything but OK means: recompute it.
+
+    After MISS and CORRUPT it also leaves the index; TIMEOUT and ERROR are about the store, and say
+    nothing about the block.
+    """
 
     OK = "ok"
     MISS = "miss"
     CORRUPT = "corrupt"
-    """Truncated, checksum differs, or the header names another model, key or tokens."""
+    """Truncated, unreadable, checksum differs, or the header names another model, key or tokens."""
     TIMEOUT = "timeout"
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """Read the block `identity` into `into` (writable, page-aligned, `full_block_bytes` or more).
+    """Read the block `identity` into `into` (writable, page-aligned, `slot_bytes` or more).
 
-    `hold` is entered before the first byte may be written and left when no I/O can touch `into`
-    any more, which after a TIMEOUT may be long after the result was given.
+    `hold` is entered inside `read`, on the caller's thread, and left when no I/O can touch `into`
+    any more: before the result is given or, after a TIMEOUT, perhaps long after. What `into` holds
+    after any status but OK is undefined.
     """
 
     identity: BlockIdentity
@@ -59,7 +64,10 @@ class BlockRead:
 
 @dataclass(frozen=True, slots=True)
 class BlockWrite:
-    """Write `payload` (page-aligned, exactly one slot) as the block `identity`. `hold` as in a read."""
+    """Write `payload` (page-aligned, `slot_bytes`) as the block `identity`. `hold` as in a read.
+
+    Only its first `full_block_bytes` are stored; nothing may change them until the result is given.
+    """
 
     identity: BlockIdentity
     payload: memoryview
@@ -120,7 +128,10 @@ class Store(ABC):
         deadline_s: float,
         done: Callable[[BlockResult], None],
     ) -> None:
-        """Start reads; `done` is called exactly once a block, within `deadline_s` from now."""
+        """Start reads; `done` is called exactly once a block, within `deadline_s` from now.
+
+        Never from inside this call. A view that is too small or read-only raises ValueError.
+        """
 
     @abstractmethod
     def write(
@@ -130,15 +141,32 @@ class Store(ABC):
         deadline_s: float,
         done: Callable[[WriteResult], None],
     ) -> None:
-        """Start writes; `done` is called exactly once a block. Rewriting a key that exists is fine."""
+        """Start writes; `done` as in `read`. Rewriting a key that exists is fine.
+
+        A write that is reported as not durable may have replaced an older block of that key, or have
+        removed it: drop the key from the index.
+        """
 
     @abstractmethod
     def delete(self, keys: Sequence[BlockKey]) -> int:
-        """Remove blocks; returns the bytes freed. Absent keys count 0. Raises StoreError."""
+        """Remove blocks; returns the bytes freed. Absent keys count 0. Blocks, with a deadline.
+
+        Raises StoreError; then some of them may be gone.
+        """
 
     @abstractmethod
     def scan(self) -> Iterator[StoredBlock]:
-        """Every complete block of this fingerprint, in no order; clears left-over temp files."""
+        """Every complete block of this fingerprint, in no order; clears what broken writes left.
+
+        Blocks, with a deadline on every step. Raises StoreError.
+        """
+
+    def free_bytes(self) -> int | None:
+        """Space that is left for blocks; None when the backend does not know. Raises StoreError."""
+        return None
+
+    def tidy(self) -> None:  # noqa: B027 (most backends leave nothing half-written)
+        """Remove what writers that died left half-written. Blocks, with a deadline. Raises StoreError."""
 
     @abstractmethod
     def close(self) -> None:

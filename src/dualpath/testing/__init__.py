@@ -1,1 +1,36 @@
+"""Public test kits: doubles, faults and contract suites for third parties' backends.
 
+The suites need pytest and are imported by their modules: `dualpath.testing.store_suite`.
+"""
+
+from __future__ import annotations
+
+from dualpath.testing.damage import Damage, damage_bytes, damage_file
+from dualpath.testing.faults import (
+    Fault,
+    FaultPlan,
+    FaultRule,
+    FaultyStore,
+    Operation,
+    with_faults,
+)
+from dualpath.testing.memory_store import MemoryDevice, MemoryStore
+from dualpath.testing.model_cluster import ModelCluster
+from dualpath.testing.results import Results, wait_until
+
+__all__ = [
+    "Damage",
+    "Fault",
+    "FaultPlan",
+    "FaultRule",
+    "FaultyStore",
+    "MemoryDevice",
+    "MemoryStore",
+    "ModelCluster",
+    "Operation",
+    "Results",
+    "damage_bytes",
+    "damage_file",
+    "wait_until",
+    "with_faults",
+]

