@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath.kv import KVLayout, RowPart
+from dualpath.kv import BlockSpan, KVLayout, RowPart, Span
 
 
 def gqa(n_layers: int, block_tokens: int, heads: int, dim: int, item_bytes: int = 2) -> KVLayout:
@@ -114,3 +114,28 @@ def test_layout_without_bytes_is_refused() -> None:
 def test_layout_survives_the_wire() -> None:
     layout = mla(3, 64, 512, 64)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=KVLayout) == layout
+
+
+@given(layouts, st.integers(0, 40), st.integers(0, 40), st.data())
+def test_the_spans_of_a_range_of_tokens_cover_each_of_them_once(
+    layout: KVLayout, first: int, n: int, data: st.DataObject
+) -> None:
+    layer = data.draw(st.integers(0, layout.n_layers - 1))
+    base = layout.layer_span(layer).offset
+    tokens = [
+        part.block * layout.block_tokens + (at - base) // layout.row_bytes
+        for part in layout.layer_spans(layer, first, first + n)
+        for at in range(part.span.offset, part.span.stop, layout.row_bytes)
+    ]
+    assert tokens == list(range(first, first + n))
+
+
+def test_spans_begin_and_end_inside_blocks() -> None:
+    layout = gqa(n_layers=2, block_tokens=4, heads=1, dim=1)
+    row, layer_1 = layout.row_bytes, layout.layer_block_bytes
+    assert list(layout.layer_spans(1, 3, 9)) == [
+        BlockSpan(0, Span(layer_1 + 3 * row, row)),
+        BlockSpan(1, Span(layer_1, 4 * row)),
+        BlockSpan(2, Span(layer_1, row)),
+    ]
+    assert list(layout.layer_spans(0, 5, 5)) == []

@@ -101,11 +101,13 @@ def test_stamp_goes_with_the_release_even_when_held(pool: BufferPool) -> None:
     (slot,) = lease.slots
     assert lease.stamp != 0
     assert pool.holds_stamp(lease.stamp, slot)
-    assert pool.find_lease(lease.stamp) is lease
+    with pool.hold(lease.stamp) as found:
+        assert found is lease
     with lease.hold():
         lease.release()
         assert not pool.holds_stamp(lease.stamp, slot)
-        assert pool.find_lease(lease.stamp) is None
+        with pool.hold(lease.stamp) as found:
+            assert found is None
     again = lease_of(pool, "b", 4)
     assert slot in again.slots
     assert again.stamp != lease.stamp

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dualpath.base.ids import BlockKey, EngineId
+from dualpath.kv.chain import pack_tokens
 from dualpath.serve.control import ControlKeys, ControlServer, EngineControl, Inbox
 from dualpath.serve.messages import (
     BlockPersisted,
@@ -16,7 +17,6 @@ from dualpath.serve.messages import (
     ReleaseAttempt,
     RequestDone,
     Shutdown,
-    pack_tokens,
     unpack_tokens,
 )
 

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 
 from dualpath.kv.layout import KVLayout
 
 __all__ = ["HostBlocks"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows of one block: `[first, stop)` of the request's tokens and where their bytes lie."""
-
-    first: int
-    stop: int
-    block: memoryview
 
 
 class HostBlocks:
@@ -45,9 +35,11 @@ class HostBlocks:
     def start_load(self, layer: int, into: memoryview) -> Future[int]:
         """Fill `into` with the rows of the first tokens, as many as it holds; done on return."""
         rows = np.frombuffer(into, dtype=np.uint8)
+        start = 0
         for piece in self._pieces(layer, 0, len(rows) // self.layout.row_bytes):
-            start, stop = (at * self.layout.row_bytes for at in (piece.first, piece.stop))
-            np.copyto(rows[start:stop], np.frombuffer(piece.block, dtype=np.uint8))
+            stop = start + len(piece)
+            np.copyto(rows[start:stop], np.frombuffer(piece, dtype=np.uint8))
+            start = stop
         done: Future[int] = Future()
         done.set_result(len(rows))
         return done
@@ -55,18 +47,14 @@ class HostBlocks:
     def hand_over(self, layer: int, first_token: int, rows: memoryview) -> None:
         """Keep the rows of tokens from `first_token` on."""
         source = np.frombuffer(rows, dtype=np.uint8)
-        count = len(source) // self.layout.row_bytes
-        for piece in self._pieces(layer, first_token, first_token + count):
-            start, stop = (
-                (at - first_token) * self.layout.row_bytes for at in (piece.first, piece.stop)
-            )
-            np.copyto(np.frombuffer(piece.block, dtype=np.uint8), source[start:stop])
+        stop_token = first_token + len(source) // self.layout.row_bytes
+        start = 0
+        for piece in self._pieces(layer, first_token, stop_token):
+            stop = start + len(piece)
+            np.copyto(np.frombuffer(piece, dtype=np.uint8), source[start:stop])
+            start = stop
 
-    def _pieces(self, layer: int, first: int, stop: int) -> Iterator[_Piece]:
-        size = self.layout.block_tokens
-        while first < stop:
-            until = min(stop, first - first % size + size)
-            span = self.layout.layer_span(layer, first % size, until - (first - first % size))
-            block = self.blocks[first // size]
-            yield _Piece(first, until, block[span.offset : span.stop])
-            first = until
+    def _pieces(self, layer: int, first_token: int, stop_token: int) -> Iterator[memoryview]:
+        """The bytes of these tokens, block by block."""
+        for part in self.layout.layer_spans(layer, first_token, stop_token):
+            yield self.blocks[part.block][part.span.offset : part.span.stop]

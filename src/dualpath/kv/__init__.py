@@ -13,12 +13,13 @@ from dualpath.kv.chain import (
     root_key,
 )
 from dualpath.kv.index import RemovedBlock, TrieIndex
-from dualpath.kv.layout import LAYOUT_VERSION, KVLayout, RowPart, Span
+from dualpath.kv.layout import LAYOUT_VERSION, BlockSpan, KVLayout, RowPart, Span
 from dualpath.kv.pool import BufferPool, Lease, PoolGeometry
 
 __all__ = [
     "LAYOUT_VERSION",
     "BlockIdentity",
+    "BlockSpan",
     "BufferPool",
     "Fingerprint",
     "KVLayout",

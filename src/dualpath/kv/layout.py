@@ -12,11 +12,13 @@ MLA: the compressed latent, then the shared rotary key. This module does no I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from dualpath.base.ids import PAGE_BYTES
 
-__all__ = ["LAYOUT_VERSION", "KVLayout", "RowPart", "Span"]
+__all__ = ["LAYOUT_VERSION", "BlockSpan", "KVLayout", "RowPart", "Span"]
 
 LAYOUT_VERSION = 1
 """Part of every fingerprint: a change of the byte layout makes old stores a miss (case 21)."""
@@ -31,6 +33,13 @@ class Span(msgspec.Struct, frozen=True):
     @property
     def stop(self) -> int:
         return self.offset + self.length
+
+
+class BlockSpan(msgspec.Struct, frozen=True):
+    """Bytes inside the Full Block that is the `block`-th of a sequence."""
+
+    block: int
+    span: Span
 
 
 class RowPart(msgspec.Struct, frozen=True):
@@ -93,6 +102,16 @@ class KVLayout(msgspec.Struct, frozen=True):
             raise ValueError(f"tokens [{first_token}, {stop}) are not in [0, {self.block_tokens})")
         base = layer * self.layer_block_bytes
         return Span(base + first_token * self.row_bytes, (stop - first_token) * self.row_bytes)
+
+    def layer_spans(self, layer: int, first_token: int, stop_token: int) -> Iterator[BlockSpan]:
+        """Where tokens `[first_token, stop_token)` of a sequence lie in one layer, block by block."""
+        if first_token >= stop_token:
+            return
+        for block in range(first_token // self.block_tokens, self.blocks_for(stop_token)):
+            start = block * self.block_tokens
+            first = max(first_token - start, 0)
+            stop = min(stop_token - start, self.block_tokens)
+            yield BlockSpan(block, self.layer_span(layer, first, stop))
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens, the last one perhaps partly filled."""

@@ -208,12 +208,6 @@ class BufferPool:
         """Whether the slot is leased under this stamp now. Lock-free, for serving peers."""
         return 0 <= slot < self.geometry.n_slots and int(self._stamps[slot]) == stamp
 
-    def find_lease(self, stamp: int) -> Lease | None:
-        """The live lease with this stamp, for holding it while a peer is served."""
-        with self._lock:
-            lease = self._leases.get(stamp)
-            return None if lease is None or lease.released else lease
-
     @contextmanager
     def hold(self, stamp: int) -> Iterator[Lease | None]:
         """Find the live lease with this stamp and hold it, in one step, while a peer is served.

@@ -140,15 +140,11 @@ class DecodeWorker(EngineWorker[_Decode]):
             return
         spans: list[RemoteSpan] = []
         into: list[memoryview] = []
-        token = ready.first_token
-        while token < ready.stop_token:
-            in_block = token % self.layout.block_tokens
-            n = min(self.layout.block_tokens - in_block, ready.stop_token - token)
-            span = self.layout.layer_span(ready.layer, in_block, in_block + n)
-            block = token // self.layout.block_tokens
-            spans.append(RemoteSpan(self._peer_slot(attempt, block), span.offset, span.length))
-            into.append(attempt.leased.view(block)[span.offset : span.stop])
-            token += n
+        for part in self.layout.layer_spans(ready.layer, ready.first_token, ready.stop_token):
+            index = attempt.prefill_index(part.block, self.layout.block_tokens)
+            span = part.span
+            spans.append(RemoteSpan(attempt.peer_slots[index], span.offset, span.length))
+            into.append(attempt.leased.view(part.block)[span.offset : span.stop])
         hold = attempt.leased.hold()
         hold.__enter__()
         name = TransferName(attempt.name.request, attempt.name.attempt, ready.layer)
@@ -166,14 +162,6 @@ class DecodeWorker(EngineWorker[_Decode]):
             self.post(lambda: self._pulled(attempt, rows, future.exception()))
 
         future.add_done_callback(done)
-
-    def _peer_slot(self, attempt: _Decode, block: int) -> int:
-        """Slot of the PE that has this block: its lease leaves out what the DE reads."""
-        assert attempt.peer_slots is not None
-        per_block = self.layout.block_tokens
-        if block < attempt.pe_tokens // per_block:
-            return attempt.peer_slots[block]
-        return attempt.peer_slots[block - (attempt.hit_tokens - attempt.pe_tokens) // per_block]
 
     def _pulled(self, attempt: _Decode, rows: int, error: BaseException | None) -> None:
         if error is not None:

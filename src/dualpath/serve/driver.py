@@ -18,7 +18,7 @@ import msgspec
 
 from dualpath.base.errors import InvariantViolation, RequestError
 from dualpath.base.ids import EngineId, GroupId, RequestId, Role
-from dualpath.kv.chain import Fingerprint
+from dualpath.kv.chain import Fingerprint, pack_tokens
 from dualpath.monitor.metrics import Metrics
 from dualpath.policy import events as policy
 from dualpath.policy.scheduler import Scheduler
@@ -47,7 +47,6 @@ from dualpath.serve.messages import (
     StartAttempt,
     ToEngine,
     Tokens,
-    pack_tokens,
 )
 from dualpath.serve.request_state import RequestState, failure_update
 from dualpath.serve.roster import EngineRoster, sample_of

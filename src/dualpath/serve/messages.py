@@ -8,7 +8,6 @@ of the transfer channel. Token ids travel as little-endian uint32 bytes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -45,13 +44,8 @@ __all__ = [
     "ToEngine",
     "Tokens",
     "encode_peer_message",
-    "pack_tokens",
     "unpack_tokens",
 ]
-
-
-def pack_tokens(tokens: Sequence[int]) -> bytes:
-    return array("I", tokens).tobytes()
 
 
 def unpack_tokens(data: bytes) -> list[int]:

@@ -16,14 +16,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dualpath.base.errors import PeerLost
 from dualpath.base.ids import Side
 from dualpath.engine.flops import ForwardCost
 from dualpath.engine.prefill import ChunkResult, LayerwisePrefill, PrefillChunk
 from dualpath.engine.sampling import sample
-from dualpath.kv.layout import KVLayout
-from dualpath.kv.pool import BufferPool
+from dualpath.kv.layout import BlockSpan, KVLayout
 from dualpath.policy.quota import AttentionFit, PrefillEntry, pack, pairs
 from dualpath.serve.messages import (
     DecodeReserved,
@@ -63,9 +63,8 @@ class _Prefill(Attempt):
 class _Loader:
     """`LayerSource`: the cached KV of an attempt, from the PE's own slots and the decode engine's."""
 
-    def __init__(self, attempt: _Prefill, pool: BufferPool, layout: KVLayout, deadline_s: float):
+    def __init__(self, attempt: _Prefill, layout: KVLayout, deadline_s: float) -> None:
         self._attempt = attempt
-        self._pool = pool
         self._layout = layout
         self._deadline_s = deadline_s
 
@@ -76,19 +75,18 @@ class _Loader:
         target = np.frombuffer(into, dtype=np.uint8)
         remote: list[RemoteSpan] = []
         remote_into: list[memoryview] = []
-        for first in range(0, cached, layout.block_tokens):
-            stop = min(first + layout.block_tokens, cached)
-            span = layout.layer_span(layer, 0, stop - first)
-            start = first * layout.row_bytes
-            if attempt.pe_tokens <= first < attempt.hit_tokens:
+        start = 0
+        for part in layout.layer_spans(layer, 0, cached):
+            span = part.span
+            if attempt.pe_tokens <= part.block * layout.block_tokens < attempt.hit_tokens:
                 assert attempt.peer_slots is not None
-                slot = attempt.peer_slots[first // layout.block_tokens]
+                slot = attempt.peer_slots[part.block]
                 remote.append(RemoteSpan(slot, span.offset, span.length))
                 remote_into.append(into[start : start + span.length])
             else:
-                view = attempt.leased.view(_lease_index(attempt, layout, first))
-                block = np.frombuffer(view, np.uint8, span.length, span.offset)
-                np.copyto(target[start : start + span.length], block)
+                rows = _rows_in_slot(attempt, part, layout)
+                np.copyto(target[start : start + span.length], rows)
+            start += span.length
         if not remote:
             done: Future[int] = Future()
             done.set_result(0)
@@ -112,16 +110,11 @@ class _HandOver:
         attempt, layout = self._attempt, self._layout
         source = np.frombuffer(rows, dtype=np.uint8)
         stop_token = first_token + len(rows) // layout.row_bytes
-        token = first_token
-        while token < stop_token:
-            in_block = token % layout.block_tokens
-            n = min(layout.block_tokens - in_block, stop_token - token)
-            span = layout.layer_span(layer, in_block, in_block + n)
-            view = attempt.leased.view(_lease_index(attempt, layout, token))
-            start = (token - first_token) * layout.row_bytes
-            block = np.frombuffer(view, np.uint8, span.length, span.offset)
-            np.copyto(block, source[start : start + span.length])
-            token += n
+        start = 0
+        for part in layout.layer_spans(layer, first_token, stop_token):
+            stop = start + part.span.length
+            np.copyto(_rows_in_slot(attempt, part, layout), source[start:stop])
+            start = stop
         if first_token == attempt.hit_tokens and attempt.pe_tokens:
             # The decode engine needs the hit KV that only this side has, layer by layer too.
             _notify(attempt, LayerReady(attempt.name, layer, 0, attempt.pe_tokens))
@@ -272,9 +265,7 @@ class PrefillWorker(EngineWorker[_Prefill]):
                     name=str(attempt.name),
                     token_ids=attempt.tokens[first : first + new_tokens],
                     cached_tokens=first,
-                    source=_Loader(
-                        attempt, self.pool, self.layout, self.config.transfer_deadline_s
-                    ),
+                    source=_Loader(attempt, self.layout, self.config.transfer_deadline_s),
                     sink=_HandOver(attempt, self.layout),
                     needs_logits=first + new_tokens == len(attempt.tokens),
                     abandoned=lambda attempt=attempt: attempt.released,  # type: ignore[misc]
@@ -337,12 +328,10 @@ class PrefillWorker(EngineWorker[_Prefill]):
             self.changed()
 
 
-def _lease_index(attempt: _Prefill, layout: KVLayout, token: int) -> int:
-    """Index in the lease of the block that holds this token, which the PE itself has."""
-    block = token // layout.block_tokens
-    if token < attempt.pe_tokens:
-        return block
-    return block - (attempt.hit_tokens - attempt.pe_tokens) // layout.block_tokens
+def _rows_in_slot(attempt: _Prefill, part: BlockSpan, layout: KVLayout) -> npt.NDArray[np.uint8]:
+    """The bytes of a part of a block that the PE itself has, writable."""
+    view = attempt.leased.view(attempt.prefill_index(part.block, layout.block_tokens))
+    return np.frombuffer(view, np.uint8, part.span.length, part.span.offset)
 
 
 def _notify(attempt: _Prefill, message: PeerMessage) -> None:

@@ -102,6 +102,12 @@ class Attempt:
     def pe_tokens(self) -> int:
         return self.work.pe_tokens
 
+    def prefill_index(self, block: int, block_tokens: int) -> int:
+        """Index in the PE's lease of a block that the PE has: the lease leaves out what the DE reads."""
+        if block < self.pe_tokens // block_tokens:
+            return block
+        return block - (self.hit_tokens - self.pe_tokens) // block_tokens
+
     @property
     def leased(self) -> Lease:
         """The lease of an attempt that is past its reservation."""
