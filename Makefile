@@ -15,18 +15,20 @@ ARGS ?=
 BENCH ?=
 
 BIN := $(VENV)/bin
+BROWSERS := chromium chromium-browser google-chrome
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup check test demo bench gpu-check clean
+.PHONY: help setup check test browser demo bench gpu-check clean
 
 help:
 	@echo "make setup      environment in $(VENV), with exact versions (the others call it)"
 	@echo "make demo       serve a model, talk to it, replay agent sessions (MODEL=tiny: no real model)"
 	@echo "make test       all tests"
+	@echo "make browser    a browser for the tests of reports, where none is found (root on Debian; else says what)"
 	@echo "make check      style, types, import layers, generated pages"
-	@echo "make bench      every benchmark; results go to docs/results"
+	@echo "make bench      every benchmark that runs alone; results go to docs/results"
 	@echo "make gpu-check  engine tests and benchmark on CUDA, under ten minutes"
 	@echo "make clean      remove what was built, also $(VENV)"
 
@@ -56,13 +58,25 @@ check: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/pytest $(ARGS)
 
+# Without one those tests skip; .ci/run calls this and lets none skip.
+browser:
+	@for name in $(BROWSERS); do if command -v $$name > /dev/null; then exit 0; fi; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "installing the package chromium: about a minute" >&2; \
+	  apt-get -qq update > /dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium > /dev/null 2>&1 || { \
+	    echo "browser: apt-get cannot install chromium" >&2; exit 1; }; \
+	else \
+	  echo "browser: none of $(BROWSERS) is on PATH; install one, on Debian: apt-get install chromium" >&2; exit 1; \
+	fi
+
 demo: $(STAMP)
 	@$(BIN)/dualpath demo $(MODEL) $(ARGS)
 
-# The last line of output is the result; it holds the command it came from.
+# Those that need no arguments. The last line of output is the result; it holds the command it came from.
 bench: $(STAMP)
 	@mkdir -p docs/results
-	@for name in $(or $(BENCH),$$($(BIN)/dualpath bench --list | cut -d ' ' -f 1)); do \
+	@for name in $(or $(BENCH),$$($(BIN)/dualpath bench --list --alone | cut -d ' ' -f 1)); do \
 	  echo "bench $$name" >&2; \
 	  $(BIN)/dualpath bench $$name --json $(ARGS) | tail -n 1 > docs/results/.$$name.new; \
 	  mv docs/results/.$$name.new docs/results/$$name.json; \
@@ -79,5 +93,5 @@ gpu-check:
 	fi
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist dualpath-smoke src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from dualpath.base.errors import ConfigError
-from dualpath.bench.agent_trace import AgentSession
 from dualpath.bench.demo import (
     DemoOptions,
     clear_store,
     default_store,
     default_turns,
+    fit_to_window,
+    spread_turns,
     stored_blocks,
 )
+from dualpath.bench.traces import AppendPrompt, Session, TextPrompt, Turn
 from dualpath.cli import main
 
 
@@ -36,9 +38,44 @@ def test_models_with_a_token_a_byte_replay_fewer_turns():
 
 
 def test_runs_are_counted_for_the_progress():
-    sessions = [AgentSession("a", ("x",) * 5), AgentSession("b", ("x",))]
+    turn = Turn(TextPrompt("x"), 1)
+    sessions = [Session("a", (turn,) * 5), Session("b", (turn,))]
     assert options(compared=2).total_runs(sessions) == 5 + 1 + 2 * (2 + 1)
     assert options(turns=2, compared=2).total_runs(sessions) == 2 + 1 + 2 * (2 + 1)
+
+
+def test_a_session_without_its_text_is_an_error():
+    session = Session("a", (Turn(TextPrompt("x"), 1), Turn(AppendPrompt(4), 1)))
+    assert options(turns=1).chosen_turns(session) == ("x",)
+    with pytest.raises(ConfigError, match="session a has no full text"):
+        options().chosen_turns(session)
+
+
+def test_a_prompt_that_fits_is_sent_as_it_is():
+    assert fit_to_window("abc", [1, 2, 3], 3) == "abc"
+
+
+def test_a_longer_one_keeps_its_start():
+    assert fit_to_window("abcd", [1, 2, 3, 4], 3) == [1, 2, 3]
+
+
+def test_a_window_without_room_is_an_error():
+    with pytest.raises(ConfigError, match="no room"):
+        fit_to_window("a", [1], 0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "chosen", "expected"),
+    [
+        (30, 1, (0,)),
+        (30, 3, (0, 10, 20)),
+        (13, 2, (0, 6)),
+        (3, 5, (0, 1, 2)),
+        (1, 4, (0,)),
+    ],
+)
+def test_compared_turns_are_spread_from_the_first_on(turns, chosen, expected):
+    assert spread_turns(turns, chosen) == expected
 
 
 def test_clearing_removes_what_a_store_made_and_nothing_else(tmp_path):
@@ -107,8 +144,8 @@ def test_sessions_must_be_a_directory(tmp_path, capsys):
 
 
 def test_a_missing_client_package_is_a_clear_error(monkeypatch):
-    from dualpath.bench import client
+    from dualpath.bench import openai_client
 
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(openai_client.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'dualpath\[demo\]'"):
-        client.connect("http://127.0.0.1:1/v1")
+        openai_client.connect("http://127.0.0.1:1/v1")

@@ -6,8 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from dualpath.bench.client import Completion
 from dualpath.bench.demo_report import ComparedTurn, DemoReport, SessionReport, percentile
+from dualpath.bench.openai_client import Completion
 
 
 def completion(tokens=(1, 2), prompt=100, pe=0, de=0, ttft_s=1.0):

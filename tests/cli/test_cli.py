@@ -202,3 +202,11 @@ def test_docs_are_written_and_checked(tmp_path, capsys):
     page = tmp_path / "docs" / "metrics.md"
     page.write_text(page.read_text() + "edited by hand\n")
     assert run("docs", "--check", *root) == 1
+
+
+def test_model_prints_the_directory_of_a_model(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert run("model", str(tmp_path)) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+    assert run("model", str(tmp_path / "missing")) == 2
+    assert "no model directory" in capsys.readouterr().err

@@ -56,6 +56,8 @@ def emit_everything(metrics: Metrics) -> None:
     metrics.store_evicted(2)
     metrics.read_queue(GroupId("pe-node0"), 64)
     metrics.snic_utilization(GroupId("pe-node0"), 0.5)
+    metrics.snic_read(GroupId("pe-node0"), 0)
+    metrics.snic_read(GroupId("pe-node0"), 640)
     metrics.engine_joined(PE0, Role.PREFILL)
     metrics.engine_restarted(Role.DECODE)
     metrics.engine_sample(PE0, sample(), 10.0)
@@ -87,6 +89,7 @@ def test_values():
     assert value(metrics, "request_success_total", finished_reason="stop") == 1
     assert value(metrics, "prompt_tokens_total") == 10
     assert value(metrics, "kv_read_bytes_total", path="pe") == 5
+    assert value(metrics, "snic_read_bytes_total", group="pe-node0") == 640
     assert value(metrics, "kv_load_failures_total", cause="block_miss") == 1
     assert value(metrics, "request_read_time_seconds_sum") == 0.2
 

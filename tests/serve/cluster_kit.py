@@ -27,7 +27,12 @@ from dualpath.serve.cluster import Cluster, describe_model
 from dualpath.serve.config import LogLevel, ServeConfig
 from dualpath.serve.control import ControlServer
 from dualpath.serve.driver import Driver
-from dualpath.serve.generation import GenerationRequest, GenerationUpdate
+from dualpath.serve.generation import (
+    GenerationRequest,
+    GenerationUpdate,
+    Placement,
+    RequestTimings,
+)
 from dualpath.serve.messages import FromEngine, ToEngine
 
 BLOCK_TOKENS = 16
@@ -76,12 +81,18 @@ class Answer:
     finish_reason: str | None = None
     error: str | None = None
     error_status: int = 0
+    arrival_s: float = 0.0
+    timings: RequestTimings | None = None
+    placements: list[Placement] = field(default_factory=list)
 
     def take(self, update: GenerationUpdate) -> None:
         self.tokens += update.token_ids
         if update.cached_tokens is not None:
             self.cached_tokens = update.cached_tokens
             self.by_path = update.cached_by_path or {}
+        self.timings = update.timings or self.timings
+        if update.placement is not None:
+            self.placements.append(update.placement)
         self.finish_reason = update.finish_reason
         self.error, self.error_status = update.error, update.error_status
 
@@ -184,7 +195,7 @@ class Served:
             cache_salt=salt,
             arrival_s=time.monotonic(),
         )
-        answer = Answer()
+        answer = Answer(arrival_s=request.arrival_s)
         async with aclosing(self.cluster.driver.generate(request)) as updates:
             async for update in updates:
                 answer.take(update)

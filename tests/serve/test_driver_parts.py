@@ -12,7 +12,12 @@ from dualpath.kv.index import TrieIndex
 from dualpath.kv.layout import KVLayout, RowPart
 from dualpath.monitor.metrics import Metrics
 from dualpath.policy.events import Assign, EngineReport, GroupFetched, ReadPlan
-from dualpath.serve.generation import GenerationRequest, GenerationUpdate, RequestTimings
+from dualpath.serve.generation import (
+    GenerationRequest,
+    GenerationUpdate,
+    Placement,
+    RequestTimings,
+)
 from dualpath.serve.load_gate import LoadGate
 from dualpath.serve.messages import EngineStatus, FailureCause, Hello, Name, PrefillTimes, Tokens
 from dualpath.serve.request_state import RequestState, failure_update
@@ -55,18 +60,17 @@ def updates_of(state: RequestState) -> list[GenerationUpdate]:
 
 def test_the_first_token_counts_once_whoever_sends_it_first() -> None:
     state = state_of([1, 2, 3])
-    state.assign = Assign(REQUEST, 0, EngineId("pe"), EngineId("de"), ReadPlan(64, 128))
-    state.assigned_s = 1.5
+    state.assigned(Assign(REQUEST, 0, EngineId("pe"), EngineId("de"), ReadPlan(64, 128)), 1.5)
     first = Tokens(
         name=Name(REQUEST, 0),
         position=0,
         tokens=(7,),
         prefill=PrefillTimes(reserved_s=0.1, read_s=0.4, started_s=0.5, finished_s=2.0),
     )
-    state.take_tokens(first)
-    state.take_tokens(first)
-    state.take_tokens(tokens(1, 8))
-    state.take_tokens(tokens(2, 9, finish_reason="length"))
+    state.take_tokens(first, 4.0)
+    state.take_tokens(first, 4.0)
+    state.take_tokens(tokens(1, 8), 4.0)
+    state.take_tokens(tokens(2, 9, finish_reason="length"), 4.0)
     assert state.output == [7, 8, 9]
     assert state.prompt == [1, 2, 3, 7, 8, 9]
     assert state.left_tokens == 5
@@ -75,27 +79,77 @@ def test_the_first_token_counts_once_whoever_sends_it_first() -> None:
     assert [update.finish_reason for update in got] == [None, None, "length"]
     assert (got[0].cached_tokens, got[0].cached_by_path) == (192, {"pe": 64, "de": 128})
     assert got[0].timings == RequestTimings(
-        queue_s=0.5,
-        reserve_s=0.1,
+        prepare_s=1.0,
+        scheduling_s=0.5,
+        retry_s=0.0,
+        allocation_s=0.1,
         read_s=pytest.approx(0.3),
         wait_s=pytest.approx(0.1),
         prefill_s=1.5,
+        delivery_s=0.5,
     )
-    assert (got[1].cached_tokens, got[1].timings) == (None, None)
+    assert got[0].placement == Placement(attempt=1, prefill_engine="pe", decode_engine="de")
+    assert [(update.cached_tokens, update.timings, update.placement) for update in got[1:]] == [
+        (None, None, None)
+    ] * 2
     assert state.ended
+
+
+def test_what_failed_attempts_took_is_a_part_of_the_time_to_the_first_token() -> None:
+    state = state_of([1, 2, 3])
+    plan = ReadPlan(0, 0)
+    state.assigned(Assign(REQUEST, 0, EngineId("pe0"), EngineId("de"), plan), 1.5)
+    state.attempt = 1
+    state.assigned(Assign(REQUEST, 1, EngineId("pe1"), EngineId("de"), plan), 5.5)
+    times = PrefillTimes(reserved_s=0.25, read_s=0.25, started_s=0.5, finished_s=2.0)
+    state.take_tokens(Tokens(name=Name(REQUEST, 1), position=0, tokens=(7,), prefill=times), 8.0)
+    state.attempt = 2
+    state.assigned(Assign(REQUEST, 2, EngineId("pe1"), EngineId("de1"), plan), 9.0)
+    state.take_tokens(Tokens(name=Name(REQUEST, 2), position=1, tokens=(8,), prefill=times), 12.0)
+    first, second = updates_of(state)
+    assert first.timings == RequestTimings(
+        prepare_s=1.0,
+        scheduling_s=0.5,
+        retry_s=4.0,
+        allocation_s=0.25,
+        read_s=0.0,
+        wait_s=0.25,
+        prefill_s=1.5,
+        delivery_s=0.5,
+    )
+    assert first.timings.total_s == 8.0
+    assert first.placement == Placement(attempt=2, prefill_engine="pe1", decode_engine="de")
+    assert second.timings is None
+    assert second.placement == Placement(attempt=3, prefill_engine="pe1", decode_engine="de1")
+
+
+def test_a_token_that_comes_farther_makes_its_delivery_longer() -> None:
+    timings = RequestTimings(
+        prepare_s=1.0,
+        scheduling_s=0.5,
+        retry_s=0.0,
+        allocation_s=0.25,
+        read_s=0.0,
+        wait_s=0.25,
+        prefill_s=1.5,
+        delivery_s=0.5,
+    )
+    assert timings.total_s == 4.0
+    later = timings.delivered_after(4.75)
+    assert (later.delivery_s, later.total_s) == (1.25, 4.75)
 
 
 def test_a_gap_in_the_tokens_is_a_bug() -> None:
     state = state_of([1])
     with pytest.raises(InvariantViolation, match="position 1"):
-        state.take_tokens(tokens(1, 5))
+        state.take_tokens(tokens(1, 5), 4.0)
 
 
 def test_a_request_ends_once() -> None:
     state = state_of([1])
     state.end(failure_update("first", status=503, code="no_engine"))
     state.end(failure_update("second"))
-    state.take_tokens(tokens(0, 5))
+    state.take_tokens(tokens(0, 5), 4.0)
     (update,) = updates_of(state)
     assert (update.error, update.error_status, update.error_code) == ("first", 503, "no_engine")
 
@@ -186,6 +240,18 @@ def test_read_bandwidth_is_compared_with_the_best_so_far() -> None:
         roster.heard(pe0, at_s, status_of(0, read_bytes=read_bytes))
         shares.append(roster.read_utilization(at_s)[node])
     assert shares == [1.0, 1.0, 0.25, 0.0, 0.0, 1.0]
+
+
+def test_reads_are_counted_from_report_to_report() -> None:
+    roster = EngineRoster()
+    pe0 = EngineId("pe0")
+    roster.join(hello_of("pe0", "node"), 0.0)
+    counted = []
+    for read_bytes in (100, 100, 350):
+        status = status_of(0, read_bytes=read_bytes)
+        counted.append(roster.newly_read_bytes(pe0, status))
+        roster.heard(pe0, 1.0, status)
+    assert counted == [100, 0, 250]
 
 
 def prefixes_with(prompt: list[int], blocks: int) -> tuple[StoredPrefixes, Catalog]:

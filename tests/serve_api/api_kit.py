@@ -14,11 +14,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dualpath.engine.sampling import TokenLogprob, TokenLogprobs
 from dualpath.monitor.metrics import Metrics
+from dualpath.monitor.tracing import Tracing
 from dualpath.serve.api import ApiSettings, build_app, serve_http
 from dualpath.serve.generation import (
     GenerationRequest,
     GenerationUpdate,
     GeneratorHealth,
+    Placement,
     RequestTimings,
 )
 from dualpath.serve.tokenizer import TextTokenizer
@@ -117,8 +119,18 @@ class EchoGenerator:
                 if start == 0
                 else None,
                 timings=RequestTimings(
-                    queue_s=0.1, reserve_s=0.01, read_s=0.2, wait_s=0.02, prefill_s=0.3
+                    prepare_s=0.0,
+                    scheduling_s=0.1,
+                    retry_s=0.0,
+                    allocation_s=0.01,
+                    read_s=0.2,
+                    wait_s=0.02,
+                    prefill_s=0.3,
+                    delivery_s=0.0,
                 )
+                if start == 0
+                else None,
+                placement=Placement(attempt=2, prefill_engine="pe0.1", decode_engine="de1.3")
                 if start == 0
                 else None,
             )
@@ -158,7 +170,11 @@ class Server:
 
 @contextmanager
 def running_server(
-    generator: EchoGenerator, *, tokenizer: TextTokenizer | None = None, **changes: object
+    generator: EchoGenerator,
+    *,
+    tokenizer: TextTokenizer | None = None,
+    tracing: Tracing | None = None,
+    **changes: object,
 ) -> Iterator[Server]:
     settings = ApiSettings(
         **{  # type: ignore[arg-type]
@@ -172,7 +188,7 @@ def running_server(
         }
     )
     metrics = Metrics()
-    app = build_app(generator, tokenizer or make_tokenizer(), settings, metrics)
+    app = build_app(generator, tokenizer or make_tokenizer(), settings, metrics, tracing)
     started = threading.Event()
     ports: list[int] = []
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import httpx
 import pytest
 
 import dualpath
@@ -13,6 +15,7 @@ def test_models(server):
     (model,) = server.client().models.list().data
     assert model.id == "echo"
     assert model.max_model_len == 512
+    assert model.vocab_size == 264
     assert server.client().models.retrieve("echo").id == "echo"
 
 
@@ -74,3 +77,52 @@ def test_port_in_use_is_a_config_error(server):
 
     with pytest.raises(ConfigError, match=f"port {port}.*--port"):
         asyncio.run(serve())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "abcd"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abcd"}]}),
+    ],
+)
+def test_every_kind_of_answer_tells_its_times(server, path, prompt, stream):
+    body = {"model": "echo", "max_tokens": 2, **prompt}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    with server.http() as http:
+        answer = http.post(path, json=body).raise_for_status()
+    if stream:
+        *_, last, done = answer.text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        content = json.loads(last.removeprefix("data: "))
+    else:
+        content = answer.json()
+    params = content["kv_transfer_params"]
+    assert params["cached_tokens_by_path"]["pe"] == 1
+    assert list(params["timings"]) == [
+        *("prepare_s", "scheduling_s", "retry_s", "allocation_s"),
+        *("read_s", "wait_s", "prefill_s", "delivery_s"),
+    ]
+    ttft_s = server.metrics.registry.get_sample_value("dualpath:time_to_first_token_seconds_sum")
+    assert sum(params["timings"].values()) <= ttft_s + 1e-9
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_says_nothing_before_the_first_token_and_an_event_for_each(server, path):
+    """Clients take the first event for the first token, and count events."""
+    server.generator.hold_after = 0
+    # Three bytes that are one character: the first two tokens have no text.
+    body = {"model": "echo", "max_tokens": 3, "stream": True, "prompt": [0xE2, 0x82, 0xAC]}
+    body["messages"] = [{"role": "user", "content": "abcd"}]
+    with server.http() as http:
+        patience = httpx.Timeout(20, read=0.2)
+        with http.stream("POST", path, json=body, timeout=patience) as answer:
+            assert server.generator.holding.wait(20)
+            with pytest.raises(httpx.ReadTimeout):
+                next(answer.iter_raw())
+        server.generator.hold_after = None
+        events = http.post(path, json=body).text.strip().split("\n\n")
+    role = 1 if "chat" in path else 0
+    assert len(events) == role + 3 + 1

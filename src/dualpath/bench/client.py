@@ -1,211 +1,295 @@
-"""One completion through the `openai` client, streamed and measured.
+"""What the replay's own client costs, how late it sends under overload, how far it agrees with other tools.
 
-Works against any server of the API; what only DualPath reports (hits by path, times of the parts) stays
-empty or zero elsewhere. Knows no traces and no processes.
+The load goes through the code that `dualpath bench replay` uses (runner, conversations, endpoint), in this
+process, against a null server in another: it has no model, answers with set delays, and costs little.
+
+- `schedule_error_ms_p99`: how late requests were sent, against when they were due. Poisson arrivals come
+  faster than the server takes them, so that its queue grows until the end. `cpu_wait_share`: the share of
+  the time in which this process could have run and others had the cores; it must be near zero for the figure
+  to tell of the client and not of the machine.
+- `client_cores`: CPU seconds of this process for each 1,000 requests, so the cores it takes at 1,000 requests
+  a second, which is the rate offered; `achieved_rps` is the rate that came about. Sessions have five turns,
+  each of which appends to the conversation and continues the answer's token ids. The headline has the mean
+  turn of the paper's agents with a window of 64K: a prompt of 32,721 tokens and 176 tokens generated, in an
+  event each. The server does not pace them, so the network brings many events at once.
+- `client_cores_8k`, `client_cores_1k`: the same with shorter prompts. `client_cores_one_event`: the
+  headline's prompts, the whole answer in one event.
+- `client_cores_streams`: cores while thousands of answers come paced, each event in a packet of its own, as
+  from a server that is not overloaded: `streams_in_flight` of them, `event_us` of CPU for each event, the
+  requests' share included. Events that many cost more than the requests do; most of that is the system calls
+  that wait for each and read it.
+- `agreement_error`: see `dualpath.bench.peers`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import importlib.util
-import re
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from urllib.request import ProxyHandler, Request, build_opener
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from dualpath.base.errors import ConfigError, DualPathError
+from dualpath.base.errors import DualPathError
+from dualpath.bench.harness import BenchResult, Figure, Progress
+from dualpath.bench.replay.conversation import Conversation, TokenSource
+from dualpath.bench.replay.endpoint import Endpoint, EndpointConfig
+from dualpath.bench.replay.load import Limits, OnlineLoad
+from dualpath.bench.replay.null_answers import NullConfig
+from dualpath.bench.replay.null_server import NullServer
+from dualpath.bench.replay.records import Run
+from dualpath.bench.replay.runner import run_load
+from dualpath.bench.traces import AppendPrompt, Session, Turn, poisson
 
-if TYPE_CHECKING:
-    import openai
+__all__ = ["HELP", "NAME", "add_arguments", "run"]
 
-__all__ = [
-    "Completion",
-    "RequestFailed",
-    "Tokenized",
-    "ask",
-    "complete",
-    "connect",
-    "read_metrics",
-    "require_openai",
-    "tokenize",
-]
+NAME = "client"
+HELP = "what the replay's client costs, how late it sends, how far it agrees with other tools"
 
-_TIMEOUT_S = 600.0
-_SAMPLE = re.compile(r"^([\w:]+) (\S+)$", re.MULTILINE)
-
-
-class RequestFailed(DualPathError):
-    """The server answered an error, or what it streamed is no complete answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A greedy answer. `ttft_s`: from sending the request to the first token, as the client sees it.
-
-    `cached_by_path`: prompt tokens whose stored KV was read by the "pe" and the "de" side. `timings`: seconds
-    of the parts of the time to the first token, as the server reports them.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
-    prompt_tokens: int
-    cached_tokens: int
-    ttft_s: float
-    total_s: float
-    cached_by_path: Mapping[str, int] = field(default_factory=dict)
-    timings: Mapping[str, float] = field(default_factory=dict)
+# Means of the paper's trajectories with a window of 64K.
+_CONTEXT_TOKENS = 32_721
+_OUTPUT_TOKENS = 176
+_GROWTH_TOKENS = 429 + _OUTPUT_TOKENS
+_TURNS = 5
+_RATE_RPS = 1000.0
+_TTFT_S = 0.05
+_TPOT_S = 0.05
+_OVERLOAD_PROMPT_TOKENS = 8192
+_OVERLOAD_OUTPUT_TOKENS = 16
+_OVERLOAD_TTFT_S = 0.1
+_OVERLOAD_CAPACITY = 20
+_OVERLOAD_RATE_RPS = 400.0
+_FIRST_TOKEN, _END_TOKEN = 1_000, 30_000
+_MILLE = 1000.0
 
 
-class Tokenized(msgspec.Struct, frozen=True):
-    """Answer of POST /tokenize. `max_model_len`: tokens of the longest prompt with its answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """Sessions of `turns` turns whose prompts have `context_tokens` tokens on average."""
 
-    tokens: list[int]
-    max_model_len: int
+    context_tokens: int
+    output_tokens: int
+    turns: int
+    rate_rps: float
+    duration_s: float
+    seed: int
+
+    def online(self) -> OnlineLoad:
+        count = max(1, round(self.duration_s * self.rate_rps / self.turns))
+        rate_aps = self.rate_rps / self.turns
+        turns = self._session_turns()
+        sessions = [Session(f"client {number}", turns) for number in range(count)]
+        return OnlineLoad(sessions, list(islice(poisson(rate_aps, self.seed), count)), rate_aps)
+
+    def _session_turns(self) -> tuple[Turn, ...]:
+        growth = min(_GROWTH_TOKENS, max(self.context_tokens // 4, self.output_tokens + 1))
+        first = self.context_tokens - growth * (self.turns - 1) // 2
+        appends = [first, *[growth - self.output_tokens] * (self.turns - 1)]
+        return tuple(Turn(AppendPrompt(tokens), self.output_tokens) for tokens in appends)
 
 
-def require_openai() -> None:
-    """Raises ConfigError when the package is missing."""
-    if importlib.util.find_spec("openai") is None:
-        raise ConfigError("the client package is missing: pip install 'dualpath[demo]'")
-
-
-def connect(base_url: str) -> openai.AsyncOpenAI:
-    """A client that tries nothing twice, so that what is measured is one request. Close it."""
-    require_openai()
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-    return AsyncOpenAI(
-        base_url=base_url,
-        api_key="none",
-        max_retries=0,
-        timeout=_TIMEOUT_S,
-        # A proxy of the environment has no way to this machine's loopback.
-        http_client=DefaultAsyncHttpxClient(trust_env=False),
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, metavar="S", help="of each run, in schedule"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=2000, metavar="N", help="answers at once, when paced"
+    )
+    parser.add_argument(
+        "--no-agreement", action="store_true", help="do not compare with other tools"
+    )
+    parser.add_argument("--aiperf", metavar="COMMAND", help="the tool, where it is installed")
+    parser.add_argument(
+        "--vllm", metavar="PYTHON", help="of an environment with vLLM, to compare with that too"
+    )
+    parser.add_argument("--no-install", action="store_true", help="install no tool to compare with")
+    parser.add_argument(
+        "--peers-output", type=Path, metavar="FILE", help="every run of each tool, as JSON"
     )
 
 
-async def ask(client: openai.AsyncOpenAI, model: str, question: str, *, max_tokens: int) -> str:
-    """The answer to one chat message, greedy. Raises RequestFailed."""
-    from openai import OpenAIError
+def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
+    """The figures of the module's docstring. DualPathError when a request fails."""
+    figures: dict[str, Figure] = {}
+    setup: dict[str, Figure] = {
+        "seed": args.seed,
+        "turns": _TURNS,
+        "context_tokens": _CONTEXT_TOKENS,
+        "output_tokens": _OUTPUT_TOKENS,
+        "tokens_per_event": 1,
+        "server_ttft_s": _TTFT_S,
+    }
+    figures |= _overload(args, progress, setup)
+    figures |= _costs(args, progress)
+    figures |= _streams(args, progress, setup)
+    if not args.no_agreement:
+        figures |= _agreement(args, progress, setup)
+    return BenchResult(NAME, figures, setup)
 
-    try:
-        response = await client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": question}],
-            max_tokens=max_tokens,
-            temperature=0,
+
+def _overload(
+    args: argparse.Namespace, progress: Progress, setup: dict[str, Figure]
+) -> dict[str, Figure]:
+    config = NullConfig(ttft_s=_OVERLOAD_TTFT_S, capacity=_OVERLOAD_CAPACITY)
+    load = _Load(
+        context_tokens=_OVERLOAD_PROMPT_TOKENS,
+        output_tokens=_OVERLOAD_OUTPUT_TOKENS,
+        turns=1,
+        rate_rps=_OVERLOAD_RATE_RPS,
+        duration_s=args.seconds,
+        seed=args.seed,
+    )
+    setup |= {
+        "overload_context_tokens": _OVERLOAD_PROMPT_TOKENS,
+        "overload_output_tokens": _OVERLOAD_OUTPUT_TOKENS,
+        "overload_rps": _OVERLOAD_RATE_RPS,
+        "overload_capacity_rps": _OVERLOAD_CAPACITY / _OVERLOAD_TTFT_S,
+    }
+    waited_s = _cpu_wait_s()
+    run = _run(config, load, args.seconds)
+    waited_s = _cpu_wait_s() - waited_s
+    late_ms = [(each.sent_s - each.scheduled_s) * _MILLE for each in run.requests]
+    answered = sum(each.end_s is not None for each in run.requests)
+    progress(f"overload: {len(late_ms)} requests sent, {answered} answered when time was up")
+    if answered > len(late_ms) * 3 // 4:
+        raise DualPathError(
+            f"the server was not overloaded: it answered {answered} of {len(late_ms)} requests"
         )
-    except OpenAIError as error:
-        raise RequestFailed(f"the chat request failed: {error}") from error
-    answer: str = response.choices[0].message.content or ""
-    return answer
+    p50, p99, top = np.percentile(late_ms, [50, 99, 100]).tolist()
+    return {
+        "schedule_error_ms_p99": p99,
+        "schedule_error_ms_p50": p50,
+        "schedule_error_ms_max": top,
+        "overload_unanswered": len(late_ms) - answered,
+        "cpu_wait_share": waited_s / run.duration_s,
+    }
 
 
-async def tokenize(base_url: str, model: str, text: str) -> Tokenized:
-    """The tokens of a prompt, and the model's window. Raises RequestFailed."""
-    body = msgspec.json.encode({"model": model, "prompt": text})
-    return msgspec.json.decode(await _fetch(base_url, "tokenize", body), type=Tokenized)
-
-
-async def read_metrics(base_url: str) -> dict[str, float]:
-    """The metrics that have no labels, by their exported name. Raises RequestFailed."""
-    text = (await _fetch(base_url, "metrics", None)).decode()
-    return {name: float(value) for name, value in _SAMPLE.findall(text)}
-
-
-async def complete(
-    client: openai.AsyncOpenAI,
-    model: str,
-    prompt: str | list[int],
-    *,
-    max_tokens: int,
-    cache_salt: str | None = None,
-) -> Completion:
-    """Greedy, exactly `max_tokens` tokens. With a `cache_salt` never used before nothing can be a hit.
-
-    Raises RequestFailed.
-    """
-    from openai import OpenAIError
-
-    # vLLM's names; OpenAI's own server would refuse them.
-    extra: dict[str, object] = {"ignore_eos": True, "return_token_ids": True}
-    if cache_salt is not None:
-        extra["cache_salt"] = cache_salt
-    reader = _StreamReader()
-    try:
-        stream = await client.completions.create(
-            model=model,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body=extra,
+def _costs(args: argparse.Namespace, progress: Progress) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    kinds = {
+        "": (_CONTEXT_TOKENS, 1),
+        "_8k": (8192, 1),
+        "_1k": (1024, 1),
+        "_one_event": (_CONTEXT_TOKENS, _OUTPUT_TOKENS),
+    }
+    for suffix, (context_tokens, tokens_per_event) in kinds.items():
+        config = NullConfig(ttft_s=_TTFT_S, tokens_per_event=tokens_per_event)
+        load = _Load(
+            context_tokens=context_tokens,
+            output_tokens=_OUTPUT_TOKENS,
+            turns=_TURNS,
+            rate_rps=_RATE_RPS,
+            duration_s=args.seconds,
+            seed=args.seed,
         )
-        async for chunk in stream:
-            reader.take(chunk)
-    except OpenAIError as error:
-        raise RequestFailed(f"a completion of {max_tokens} tokens failed: {error}") from error
-    return reader.result(max_tokens)
-
-
-class _StreamReader:
-    """Puts a stream's chunks together. The time starts when it is made."""
-
-    def __init__(self) -> None:
-        self._started_s = time.perf_counter()
-        self._first_s: float | None = None
-        self._tokens: list[int] = []
-        self._text = ""
-        self._last: Any = None
-
-    def take(self, chunk: Any) -> None:
-        """`Any`: the client's objects carry fields of the server that its types do not know."""
-        if chunk.usage is not None:
-            self._last = chunk
-        for choice in chunk.choices:
-            tokens = getattr(choice, "token_ids", None) or []
-            if tokens and self._first_s is None:
-                self._first_s = time.perf_counter()
-            self._tokens += tokens
-            self._text += choice.text
-
-    def result(self, max_tokens: int) -> Completion:
-        if self._last is None or self._first_s is None or len(self._tokens) != max_tokens:
-            raise RequestFailed(
-                f"expected {max_tokens} tokens and the usage, the stream ended after "
-                f"{len(self._tokens)} tokens{'' if self._last is None else ' and the usage'}"
-            )
-        usage = self._last.usage
-        details = usage.prompt_tokens_details
-        paths: dict[str, Any] = getattr(self._last, "kv_transfer_params", None) or {}
-        return Completion(
-            token_ids=tuple(self._tokens),
-            text=self._text,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=(details.cached_tokens or 0) if details is not None else 0,
-            ttft_s=self._first_s - self._started_s,
-            total_s=time.perf_counter() - self._started_s,
-            cached_by_path=paths.get("cached_tokens_by_path", {}),
-            timings=paths.get("timings", {}),
+        run = _run(config, load, None)
+        cores = run.client_cpu_s / len(run.requests) * _MILLE
+        rps = len(run.requests) / run.duration_s
+        figures[f"client_cores{suffix}"] = cores
+        figures[f"achieved_rps{suffix}"] = rps
+        progress(
+            f"prompts of {context_tokens} tokens, {tokens_per_event} a token event: {rps:.0f} requests/s, "
+            f"{cores:.2f} cores at {_RATE_RPS:.0f}"
         )
+    return figures
 
 
-async def _fetch(base_url: str, name: str, body: bytes | None) -> bytes:
-    """What `name`, which lies beside /v1 as in vLLM, answers to a GET, or to a POST with a body."""
-    url = f"{base_url.rstrip('/').removesuffix('/v1')}/{name}"
-    request = Request(url, data=body, headers={"Content-Type": "application/json"})
+def _streams(
+    args: argparse.Namespace, progress: Progress, setup: dict[str, Figure]
+) -> dict[str, Figure]:
+    """Sent within half of the time that an answer takes; all are under way at once then."""
+    answer_s = _OUTPUT_TOKENS * _TPOT_S
+    load = _Load(
+        context_tokens=1024,
+        output_tokens=_OUTPUT_TOKENS,
+        turns=1,
+        rate_rps=2 * args.streams / answer_s,
+        duration_s=answer_s / 2,
+        seed=args.seed,
+    )
+    run = _run(NullConfig(ttft_s=_TTFT_S, tpot_s=_TPOT_S), load, None)
+    setup |= {"streams_context_tokens": 1024, "streams_tpot_s": _TPOT_S}
+    events = len(run.requests) * _OUTPUT_TOKENS
+    cores = run.client_cpu_s / run.duration_s
+    figures: dict[str, Figure] = {
+        "client_cores_streams": cores,
+        "streams_in_flight": _most_in_flight(run),
+        "events_per_s": events / run.duration_s,
+        "event_us": run.client_cpu_s / events * 1e6,
+    }
+    progress(
+        f"{figures['streams_in_flight']} streams at once: {events / run.duration_s:.0f} events/s on "
+        f"{cores:.2f} cores"
+    )
+    return figures
 
-    def read() -> bytes:
-        with build_opener(ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as response:
-            content: bytes = response.read()
-            return content
 
+def _agreement(
+    args: argparse.Namespace, progress: Progress, setup: dict[str, Figure]
+) -> dict[str, Figure]:
+    """Its own packages (a server's, and the tools) are needed for this figure only."""
+    from dualpath.bench.peers import AgreementOptions, measure_agreement
+
+    options = AgreementOptions(aiperf=args.aiperf, vllm=args.vllm, install=not args.no_install)
+    agreement = measure_agreement(progress, options)
+    if agreement.error is None:
+        progress("no other tool is installed: agreement_error is left out")
+        return {}
+    if args.peers_output is not None:
+        args.peers_output.write_bytes(msgspec.json.format(msgspec.json.encode(agreement), indent=1))
+    figures: dict[str, Figure] = {"agreement_error": agreement.error}
+    for tool, differences in agreement.differences.items():
+        figures[f"agreement_{tool}"] = dict(differences)
+    for tool, differences in agreement.differences_at_server.items():
+        figures[f"agreement_at_server_{tool}"] = dict(differences)
+    setup |= {f"version_{tool}": version for tool, version in agreement.versions.items()}
+    setup |= {f"command_{tool}": command for tool, command in agreement.commands.items()}
+    return figures
+
+
+def _run(config: NullConfig, load: _Load, duration_s: float | None) -> Run:
+    """Raises DualPathError when a request failed, as no figure would mean what it says then."""
+    with NullServer(config) as server:
+        run = asyncio.run(_replay(server.base_url, load, duration_s))
+    failed = [each for each in run.requests if each.error]
+    if failed:
+        raise DualPathError(
+            f"{len(failed)} of {len(run.requests)} requests to the null server failed, the first: "
+            f"{failed[0].error}: {failed[0].detail}"
+        )
+    return run
+
+
+async def _replay(base_url: str, load: _Load, duration_s: float | None) -> Run:
+    source = TokenSource(load.seed, _FIRST_TOKEN, _END_TOKEN)
+    async with Endpoint(EndpointConfig(base_url=base_url)) as endpoint:
+        await endpoint.probe()
+        limits = Limits(duration_s=duration_s)
+        return await run_load(load.online(), endpoint, partial(Conversation, source=source), limits)
+
+
+def _cpu_wait_s() -> float:
+    """How long this process has waited for a core so far; 0 where the kernel does not count it."""
     try:
-        return await asyncio.to_thread(read)
-    except OSError as error:  # Also what is raised for an error status.
-        raise RequestFailed(f"{url} failed: {error}") from error
+        return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _most_in_flight(run: Run) -> int:
+    """Requests under way at once."""
+    changes: list[tuple[float, int]] = []
+    for each in run.requests:
+        if each.end_s is not None:
+            changes += [(each.sent_s, 1), (each.end_s, -1)]
+    return _peak([step for _, step in sorted(changes)])
+
+
+def _peak(steps: Sequence[int]) -> int:
+    return int(np.cumsum(steps).max()) if steps else 0

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath.base.errors import ConfigError, InvariantViolation
-from dualpath.bench.agent_trace import AgentSession, fit_to_window, spread_turns
-from dualpath.bench.client import (
+from dualpath.bench.demo_report import ComparedTurn, DemoReport, SessionReport
+from dualpath.bench.harness import Figure
+from dualpath.bench.openai_client import (
     Completion,
     RequestFailed,
     ask,
@@ -39,9 +40,8 @@ from dualpath.bench.client import (
     require_openai,
     tokenize,
 )
-from dualpath.bench.demo_report import ComparedTurn, DemoReport, SessionReport
-from dualpath.bench.harness import Figure
 from dualpath.bench.server import ServeProcess
+from dualpath.bench.traces import Session, TextPrompt
 from dualpath.engine.model_source import ModelSpec, cache_directory, resolve_model
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ __all__ = [
     "clear_store",
     "default_store",
     "default_turns",
+    "fit_to_window",
     "run_demo",
+    "spread_turns",
     "stored_blocks",
 ]
 
@@ -93,10 +95,15 @@ class DemoOptions:
             *("--store-capacity", _STORE_CAPACITY),
         ]
 
-    def chosen_turns(self, session: AgentSession) -> tuple[str, ...]:
-        return session.prompts[: self.turns]
+    def chosen_turns(self, session: Session) -> tuple[str, ...]:
+        """The whole prompts, as text. Raises ConfigError when the session was not recorded in full text."""
+        prompts = [turn.prompt for turn in session.turns[: self.turns]]
+        texts = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
+        if len(texts) < len(prompts):
+            raise ConfigError(f"session {session.id} has no full text")
+        return texts
 
-    def total_runs(self, sessions: Sequence[AgentSession]) -> int:
+    def total_runs(self, sessions: Sequence[Session]) -> int:
         """Completions in all: each turn in the replay, each compared one twice more."""
         counts = [len(self.chosen_turns(session)) for session in sessions]
         return sum(count + 2 * len(spread_turns(count, self.compared)) for count in counts)
@@ -141,9 +148,26 @@ def stored_blocks(store: Path) -> int:
     return sum(1 for _ in store.rglob("*.kv"))
 
 
+def fit_to_window(text: str, token_ids: list[int], room_tokens: int) -> str | list[int]:
+    """The prompt to send: the text itself when it fits, else its first `room_tokens` tokens.
+
+    `token_ids` are those of `text`. The end is cut off, not the start: what a turn has in common with earlier
+    ones is its start.
+    """
+    if room_tokens < 1:
+        raise ConfigError("the model's window has no room for a prompt: generate fewer tokens")
+    return text if len(token_ids) <= room_tokens else token_ids[:room_tokens]
+
+
+def spread_turns(turns: int, chosen: int) -> tuple[int, ...]:
+    """`chosen` of `turns` turns, evenly spread from the first on; all when there are no more."""
+    count = min(chosen, turns)
+    return tuple(i * turns // count for i in range(count))
+
+
 def run_demo(
     options: DemoOptions,
-    sessions: Sequence[AgentSession],
+    sessions: Sequence[Session],
     answered: Callable[[str], None],
     progress: DemoProgress,
 ) -> DemoReport:
@@ -172,7 +196,7 @@ def run_demo(
 async def _talk(
     base_url: str,
     options: DemoOptions,
-    sessions: Sequence[AgentSession],
+    sessions: Sequence[Session],
     answered: Callable[[str], None],
     progress: DemoProgress,
 ) -> tuple[list[SessionReport], float]:
@@ -197,7 +221,7 @@ class _Replay:
         base_url: str,
         client: openai.AsyncOpenAI,
         options: DemoOptions,
-        session: AgentSession,
+        session: Session,
         progress: DemoProgress,
     ) -> None:
         self._base_url = base_url
@@ -206,7 +230,7 @@ class _Replay:
         self._session = session
         self._progress = progress
         self._prompts: list[str | list[int]] = []
-        self.report = SessionReport(session.name)
+        self.report = SessionReport(session.id)
 
     async def prepare(self) -> None:
         """Cut the prompts that do not fit."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from rich import box
 from rich.table import Table
 
-from dualpath.bench.client import Completion
 from dualpath.bench.harness import Figure
+from dualpath.bench.openai_client import Completion
 
 __all__ = ["ComparedTurn", "DemoReport", "SessionReport", "percentile"]
 

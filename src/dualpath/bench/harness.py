@@ -10,9 +10,9 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -20,18 +20,23 @@ import dualpath
 
 __all__ = ["BenchModule", "BenchResult", "Figure", "Progress", "base_setup", "stderr_progress"]
 
-Figure = float | int | bool | str | list[float] | dict[str, float]
+_SECRET_FLAGS = ("--api-key", "--cache-salt")
+
+Figure: TypeAlias = float | int | bool | str | Sequence["Figure"] | Mapping[str, "Figure"]
+"""What JSON holds; a mapping is a figure by what it depends on, such as the number of agents."""
 Progress = Callable[[str], None]
 """Called with one line of what is going on; goes to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """`figures` as the documentation names them; `setup` is what is needed to repeat the run."""
+    """`figures` as the documentation names them; `setup` is what is needed to repeat the run.
+    `interrupted`: it is a partial result, as Ctrl-C was pressed; the process says so by its exit code."""
 
     bench: str
     figures: dict[str, Figure]
     setup: dict[str, Figure] = field(default_factory=dict)
+    interrupted: bool = False
 
     def to_json(self) -> str:
         body = {
@@ -43,7 +48,8 @@ class BenchResult:
 
 
 class BenchModule(Protocol):
-    """What `dualpath.bench.<name>` modules provide."""
+    """What `dualpath.bench.<name>` modules provide; also, where it applies, a constant NEEDS and a function
+    `show(result)` that prints the result for people instead of the table of figures."""
 
     NAME: str
     HELP: str
@@ -54,14 +60,28 @@ class BenchModule(Protocol):
 
 
 def base_setup() -> dict[str, Figure]:
-    """Version and machine, in words that carry no host name."""
+    """Version and machine, in words that carry no host name and no key."""
     return {
         "dualpath": dualpath.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": os.cpu_count() or 0,
-        "command": " ".join(["dualpath", *sys.argv[1:]]),
+        "command": " ".join(["dualpath", *_without_secrets(sys.argv[1:])]),
     }
+
+
+def _without_secrets(arguments: Sequence[str]) -> Iterator[str]:
+    """Results are kept and shown to others."""
+    previous = ""
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        if previous in _SECRET_FLAGS:
+            yield "..."
+        elif equals and flag in _SECRET_FLAGS:
+            yield f"{flag}=..."
+        else:
+            yield argument
+        previous = argument
 
 
 def stderr_progress(line: str) -> None:

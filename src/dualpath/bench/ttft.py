@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath.base.errors import ConfigError
-from dualpath.bench.client import (
+from dualpath.bench.harness import BenchResult, Figure, Progress
+from dualpath.bench.openai_client import (
     Completion,
     RequestFailed,
     complete,
@@ -40,7 +41,6 @@ from dualpath.bench.client import (
     read_metrics,
     require_openai,
 )
-from dualpath.bench.harness import BenchResult, Figure, Progress
 from dualpath.bench.server import ServeProcess
 from dualpath.engine.model_source import cache_directory
 from dualpath.engine.tiny import write_random_model

@@ -1,8 +1,10 @@
 """`dualpath bench`: finds the benchmarks in `dualpath.bench` and runs one.
 
-A benchmark is a module there with constants NAME and HELP, `add_arguments` and `run`. The constants are read
-from the source, so that listing imports no benchmark and what it needs. With `--json` standard output is one
-line, the result; progress, and whatever a library prints, goes to standard error.
+A benchmark is a module there with constants NAME and HELP, `add_arguments` and `run`; one that cannot run
+without arguments says what it NEEDS, and one whose result is no list of figures has a `show` of its own.
+The constants are read from the source, so that listing imports no benchmark and what it needs. With
+`--json` standard output is one line, the result; progress, and whatever a library prints, goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 import ast
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +26,17 @@ from dualpath.bench.harness import BenchModule, BenchResult, Figure, stderr_prog
 __all__ = ["Benchmark", "add_arguments", "find_benchmarks", "run"]
 
 
+_INTERRUPTED = 130
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
+    """`needs`: what it must be given; "" when it runs alone."""
+
     name: str
     help: str
     module: str
+    needs: str = ""
 
 
 def find_benchmarks(directories: Sequence[str] | None = None) -> tuple[Benchmark, ...]:
@@ -39,12 +47,16 @@ def find_benchmarks(directories: Sequence[str] | None = None) -> tuple[Benchmark
             constants = _string_constants(ast.parse(path.read_text(encoding="utf-8")))
             if "NAME" in constants and "HELP" in constants:
                 module = f"{dualpath.bench.__name__}.{path.stem}"
-                found.append(Benchmark(constants["NAME"], constants["HELP"], module))
+                needs = constants.get("NEEDS", "")
+                found.append(Benchmark(constants["NAME"], constants["HELP"], module, needs))
     return tuple(sorted(found, key=lambda each: each.name))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="List the benchmarks and end.")
+    parser.add_argument(
+        "--alone", action="store_true", help="With --list: only those that need nothing."
+    )
     parser.add_argument(
         "name",
         nargs="?",
@@ -63,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     benchmarks = find_benchmarks()
     if args.list or args.name is None:
         for each in benchmarks:
-            print(f"{each.name:<12} {each.help}")
+            if not (args.alone and each.needs):
+                needs = f" (needs {each.needs})" if each.needs else ""
+                print(f"{each.name:<12} {each.help}{needs}")
         return 0 if args.list else 2
     chosen = next((each for each in benchmarks if each.name == args.name), None)
     if chosen is None:
@@ -83,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     if bench_args.json:
         print(result.to_json(), flush=True)
     else:
-        _print_table(result)
-    return 0
+        getattr(module, "show", _print_table)(result)
+    return _INTERRUPTED if result.interrupted else 0
 
 
 def _string_constants(tree: ast.Module) -> dict[str, str]:
@@ -116,14 +130,15 @@ def _print_table(result: BenchResult) -> None:
 
 def _shown(figure: Figure) -> str:
     match figure:
+        case str():
+            return figure
         case bool():
             return "yes" if figure else "no"
         case float():
             return f"{figure:.4g}" if abs(figure) < 1e4 else f"{figure:,.0f}"
         case int():
             return f"{figure:,}"
-        case list():
-            return ", ".join(_shown(each) for each in figure)
-        case dict():
+        case Mapping():
             return "\n".join(f"{name}: {_shown(each)}" for name, each in figure.items())
-    return figure
+        case _:
+            return ", ".join(_shown(each) for each in figure)

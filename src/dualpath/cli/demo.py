@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `dualpath demo --help` needs no server library.
     from rich.console import Console
 
-    from dualpath.bench.agent_trace import load_sessions
     from dualpath.bench.demo import (
         QUESTION,
         DemoOptions,
@@ -85,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         stored_blocks,
     )
     from dualpath.bench.harness import BenchResult
+    from dualpath.bench.traces import open_trace
 
     signal.signal(signal.SIGTERM, _interrupt)
     store = (args.store or default_store(args.model)).expanduser().absolute()
@@ -102,7 +102,11 @@ def run(args: argparse.Namespace) -> int:
     found = stored_blocks(store)
     if args.sessions is not None and not args.sessions.is_dir():
         raise ConfigError(f"--sessions: {args.sessions} is no directory")
-    sessions = load_sessions(args.sessions)
+    if args.sessions is None:
+        trace = open_trace("miniswe")
+    else:
+        trace = open_trace(args.sessions, trace_format="full-text")
+    sessions = trace.sessions
     with _Bar(options.total_runs(sessions)) as bar:
         report = run_demo(
             options,

@@ -61,6 +61,7 @@ COMMANDS = (
     ),
     Command("demo", "dualpath.cli.demo", "start a server, talk to it and replay agent sessions"),
     Command("bench", "dualpath.cli.bench", "measure one part of the system"),
+    Command("model", "dualpath.cli.model", "print the directory of a model's files"),
     Command("version", "dualpath.cli.version", "versions of dualpath and of what it runs on"),
     Command(
         "docs", "dualpath.cli.docs", "write the reference pages that are generated from the code"

@@ -149,6 +149,12 @@ TABLE: tuple[MetricSpec, ...] = (
         "Read bandwidth of a node now, by the highest that it has reached.",
         labels=("group",),
     ),
+    MetricSpec(
+        "snic_read_bytes",
+        _C,
+        "KV that a node's engines have read from storage.",
+        labels=("group",),
+    ),
     MetricSpec("read_queue_length", _G, "Tokens waiting to be read on a node.", labels=("group",)),
     MetricSpec("transfer_bytes", _C, "KV moved between engines."),
     # Engines.
@@ -323,6 +329,10 @@ class Metrics:
 
     def read_queue(self, group: GroupId, tokens: int) -> None:
         self._gauge("read_queue_length").labels(group).set(tokens)
+
+    def snic_read(self, group: GroupId, read_bytes: int) -> None:
+        """0 bytes declare the node, so that its rate has a start."""
+        self._counters["snic_read_bytes"].labels(group).inc(read_bytes)
 
     def snic_utilization(self, group: GroupId, share: float) -> None:
         self._gauge("snic_utilization").labels(group).set(share)

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from dualpath.monitor.metrics import Metrics
+from dualpath.monitor.tracing import Tracing
 from dualpath.serve.api import ApiSettings, build_app, serve_http
 from dualpath.serve.cluster import Cluster, ModelFacts, describe_model
 from dualpath.serve.config import ServeConfig
@@ -31,10 +33,16 @@ def run(config: ServeConfig) -> int:
     facts = describe_model(config)
     template = None if config.chat_template is None else Path(config.chat_template)
     tokenizer = load_text_tokenizer(facts.files.directory, chat_template_file=template)
-    return asyncio.run(_serve(config, facts, tokenizer))
+    with ExitStack() as stack:
+        tracing = None
+        if config.otlp_traces_endpoint is not None:
+            tracing = stack.enter_context(Tracing(config.otlp_traces_endpoint))
+        return asyncio.run(_serve(config, facts, tokenizer, tracing))
 
 
-async def _serve(config: ServeConfig, facts: ModelFacts, tokenizer: TextTokenizer) -> int:
+async def _serve(
+    config: ServeConfig, facts: ModelFacts, tokenizer: TextTokenizer, tracing: Tracing | None
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -50,7 +58,7 @@ async def _serve(config: ServeConfig, facts: ModelFacts, tokenizer: TextTokenize
                 vocab_size=facts.vocabulary,
                 eos_tokens=read_eos_tokens(facts.files.directory),
             )
-            app = build_app(cluster.driver, tokenizer, settings, metrics)
+            app = build_app(cluster.driver, tokenizer, settings, metrics, tracing)
             await _until_failed(
                 cluster,
                 serve_http(

@@ -342,6 +342,16 @@ class ServeConfig(Config, frozen=True, kw_only=True):
     log_level: Annotated[
         LogLevel, option("Least severe messages that are logged.", group="Operation")
     ] = LogLevel.INFO
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        option(
+            "Where OpenTelemetry spans of requests are sent, OTLP over HTTP, such as "
+            "http://localhost:4318/v1/traces. Needs the extra `otel`.",
+            group="Operation",
+            metavar="URL",
+            env="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        ),
+    ] = None
     store_faults: Annotated[
         str | None,
         option(

@@ -249,11 +249,8 @@ class Driver:
 
     def _assign(self, assign: policy.Assign) -> None:
         state = self._requests[assign.request]
-        state.assign = assign
-        state.read_s = 0.0
+        state.assigned(assign, self._clock())
         self._metrics.attempt_started()
-        if not state.assigned_s:
-            state.assigned_s = self._clock()
         request = state.request
         work = Assignment(
             name=Name(assign.request, assign.attempt),
@@ -316,6 +313,9 @@ class Driver:
             return
         now_s = self._clock()
         status = message if isinstance(message, EngineStatus) else None
+        if status is not None:
+            read_bytes = self.roster.newly_read_bytes(engine, status)
+            self._metrics.snic_read(self.roster.hello(engine).group, read_bytes)
         self.roster.heard(engine, now_s, status)
         match message:
             case EngineStatus():
@@ -356,7 +356,7 @@ class Driver:
                 self._apply(policy.PrefillDone(name.request, name.attempt, now_s))
             case Tokens():
                 self._prefill_complete(state, message)
-                state.take_tokens(message)
+                state.take_tokens(message, now_s)
             case RequestDone():
                 self._apply(policy.RequestFinished(name.request, now_s))
                 self._forget(name.request)
@@ -451,6 +451,7 @@ class Driver:
     def _joined(self, hello: Hello) -> None:
         self.roster.join(hello, self._clock())
         self._metrics.engine_joined(hello.engine, hello.role)
+        self._metrics.snic_read(hello.group, 0)
         self._apply(
             policy.EngineJoined(
                 engine=hello.engine,

@@ -21,6 +21,7 @@ __all__ = [
     "GenerationUpdate",
     "Generator",
     "GeneratorHealth",
+    "Placement",
     "RequestTimings",
 ]
 
@@ -43,17 +44,42 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts, one after the other, of the time from arrival to the end of the last attempt's prefill.
+    """The parts of the time from a request's arrival to its first token, in seconds; they sum up to it.
 
-    `queue_s` until engines are assigned; `reserve_s` until both have memory; `read_s` until stored KV is
-    read; `wait_s` until the prefill batch starts; `prefill_s` until it has ended.
+    One after the other: `prepare_s` until it is read, checked and tokenised; `scheduling_s` until engines are
+    assigned; `retry_s` until the assignment of the attempt that gave the token, if earlier ones failed;
+    `allocation_s` until both engines have memory; `read_s` until both sides have read stored KV; `wait_s`
+    until the prefill batch starts; `prefill_s` until it has ended. `delivery_s`: the way of the assignment to
+    the engines, and of the first token back.
     """
 
-    queue_s: float
-    reserve_s: float
+    prepare_s: float
+    scheduling_s: float
+    retry_s: float
+    allocation_s: float
     read_s: float
     wait_s: float
     prefill_s: float
+    delivery_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The time to the first token."""
+        engines_s = self.allocation_s + self.read_s + self.wait_s + self.prefill_s
+        return self.prepare_s + self.scheduling_s + self.retry_s + engines_s + self.delivery_s
+
+    def delivered_after(self, ttft_s: float) -> RequestTimings:
+        """The same when the token has come farther, `ttft_s` after the arrival."""
+        more_s = ttft_s - self.total_s
+        return msgspec.structs.replace(self, delivery_s=self.delivery_s + more_s)
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an attempt, the first being 1, was computed."""
+
+    attempt: int
+    prefill_engine: str
+    decode_engine: str
 
 
 class GenerationUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +87,9 @@ class GenerationUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     `logprobs`: one for each of `token_ids` if asked for. `cached_tokens`: prompt tokens whose KV came from
     storage; `cached_by_path` tells how many by side ("pe", "de"); these and `timings` come with the first
-    tokens. `error`: a sentence for the client, with finish reason "error" only; `error_status` its HTTP
-    status (503 where another try may help) and `error_code` a stable word.
+    tokens, `placement` with the first of each attempt. `error`: a sentence for the client, with finish reason
+    "error" only; `error_status` its HTTP status (503 where another try may help) and `error_code` a stable
+    word.
     """
 
     token_ids: list[int] = []
@@ -71,6 +98,7 @@ class GenerationUpdate(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     cached_by_path: dict[str, int] | None = None
     timings: RequestTimings | None = None
+    placement: Placement | None = None
     error: str | None = None
     error_status: int = 500
     error_code: str | None = None

@@ -222,7 +222,11 @@ class AttemptFailure(_Message, frozen=True, kw_only=True):
 
 
 class PrefillTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds since the PE received the attempt, for the TTFT breakdown."""
+    """Seconds since the PE received the attempt, for the TTFT breakdown.
+
+    `reserved_s`: both engines had memory; `read_s`: the PE was told that both sides had read; `started_s` and
+    `finished_s`: of computing. None is before another that is named before it.
+    """
 
     reserved_s: float
     read_s: float

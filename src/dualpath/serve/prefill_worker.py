@@ -49,7 +49,8 @@ class _Prefill(Attempt):
     """`computed_tokens` of the missed ones belongs to the compute thread once it has the attempt."""
 
     computed_tokens: int = 0
-    start_asked: bool = False
+    start_asked_s: float | None = None
+    peer_reserved_s: float = 0.0
     queued: bool = False
     computed: bool = False
     channel: Channel | None = None
@@ -155,13 +156,14 @@ class PrefillWorker(EngineWorker[_Prefill]):
         self._start_if_ready(attempt)
 
     def start(self, attempt: _Prefill) -> None:
-        attempt.start_asked = True
+        attempt.start_asked_s = time.monotonic()
         self._start_if_ready(attempt)
 
     def handle_peer(self, attempt: _Prefill, message: PeerMessage) -> None:
         match message:
             case DecodeReserved(stamp=stamp, slots=slots):
                 attempt.peer_stamp, attempt.peer_slots = stamp, slots
+                attempt.peer_reserved_s = time.monotonic()
                 self._start_if_ready(attempt)
             case PrefillReceived():
                 self._received(attempt)
@@ -182,7 +184,8 @@ class PrefillWorker(EngineWorker[_Prefill]):
 
     def _start_if_ready(self, attempt: _Prefill) -> None:
         """Compute once the frontend said so, the slots are there, and the decode engine's are known."""
-        if attempt.start_asked and attempt.lease is not None and attempt.peer_slots is not None:
+        asked = attempt.start_asked_s is not None
+        if asked and attempt.lease is not None and attempt.peer_slots is not None:
             self.links.with_channel(
                 attempt.peer,
                 attempt.peer_address,
@@ -310,12 +313,7 @@ class PrefillWorker(EngineWorker[_Prefill]):
             tokens=(sampled.token,),
             logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
             finish_reason=sampled.finish_reason,
-            prefill=PrefillTimes(
-                reserved_s=attempt.reserved_s - attempt.received_s,
-                read_s=max(attempt.read_s, attempt.reserved_s) - attempt.received_s,
-                started_s=attempt.started_s - attempt.received_s,
-                finished_s=time.monotonic() - attempt.received_s,
-            ),
+            prefill=_times(attempt, time.monotonic()),
         )
         self.post(lambda: self._finished(attempt, tokens))
 
@@ -326,6 +324,20 @@ class PrefillWorker(EngineWorker[_Prefill]):
             # The peer last: its answer ends the attempt here.
             _notify(attempt, FirstToken(attempt.name, tokens))
             self.changed()
+
+
+def _times(attempt: _Prefill, finished_s: float) -> PrefillTimes:
+    """Of an attempt that is computed; all on this process's clock."""
+    reserved_s = max(attempt.reserved_s, attempt.peer_reserved_s)
+    read_s = reserved_s
+    if attempt.hit_tokens and attempt.start_asked_s is not None:
+        read_s = max(reserved_s, attempt.start_asked_s)
+    return PrefillTimes(
+        reserved_s=reserved_s - attempt.received_s,
+        read_s=read_s - attempt.received_s,
+        started_s=attempt.started_s - attempt.received_s,
+        finished_s=finished_s - attempt.received_s,
+    )
 
 
 def _rows_in_slot(attempt: _Prefill, part: BlockSpan, layout: KVLayout) -> npt.NDArray[np.uint8]:

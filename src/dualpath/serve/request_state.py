@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import RequestId, Side
 from dualpath.policy.events import Assign
-from dualpath.serve.generation import GenerationRequest, GenerationUpdate, RequestTimings
+from dualpath.serve.generation import (
+    GenerationRequest,
+    GenerationUpdate,
+    Placement,
+    RequestTimings,
+)
 from dualpath.serve.messages import FailureCause, PrefillTimes, Tokens
 
 __all__ = ["RequestState", "failure_update"]
@@ -36,7 +41,11 @@ class RequestState:
     assign: Assign | None = None
     ended: bool = False
     """The client has its finish reason, or is gone."""
+    first_assigned_s: float | None = None
     assigned_s: float = 0.0
+    """When the present attempt got its engines."""
+    placed_attempt: int | None = None
+    """The last attempt whose placement the client was told."""
     read_s: float = 0.0
     """How long this attempt's reads have taken so far, on the slower side."""
     last_failure: str = ""
@@ -64,7 +73,7 @@ class RequestState:
             self.ended = True
             self.updates.put_nowait(update)
 
-    def take_tokens(self, message: Tokens) -> None:
+    def take_tokens(self, message: Tokens, now_s: float) -> None:
         """Tokens of the current attempt, for the client. Raises InvariantViolation for a gap."""
         if message.position < len(self.output):
             return  # The attempt's first token, which both of its engines send.
@@ -86,7 +95,8 @@ class RequestState:
                 cached_by_path=None
                 if plan is None
                 else {Side.PE.value: plan.pe_tokens, Side.DE.value: plan.de_tokens},
-                timings=self._timings(message.prefill) if first else None,
+                timings=self._timings(message.prefill, now_s) if first else None,
+                placement=self._new_placement(),
             )
         )
         self.ended = message.finish_reason is not None
@@ -109,16 +119,37 @@ class RequestState:
             self.retry.cancel()
             self.retry = None
 
-    def _timings(self, at_engine: PrefillTimes | None) -> RequestTimings | None:
-        """The engine's times start when it received the attempt."""
-        if at_engine is None:
+    def assigned(self, assign: Assign, now_s: float) -> None:
+        """The present attempt has its engines."""
+        self.assign = assign
+        self.read_s = 0.0
+        self.assigned_s = now_s
+        if self.first_assigned_s is None:
+            self.first_assigned_s = now_s
+
+    def _new_placement(self) -> Placement | None:
+        if self.assign is None or self.placed_attempt == self.attempt:
+            return None
+        self.placed_attempt = self.attempt
+        return Placement(
+            attempt=self.attempt + 1,
+            prefill_engine=self.assign.prefill,
+            decode_engine=self.assign.decode,
+        )
+
+    def _timings(self, at_engine: PrefillTimes | None, now_s: float) -> RequestTimings | None:
+        """With the first token, which is here now. The engine's times start when it got the attempt."""
+        if at_engine is None or self.first_assigned_s is None:
             return None
         return RequestTimings(
-            queue_s=self.assigned_s - self.arrived_s,
-            reserve_s=at_engine.reserved_s,
+            prepare_s=self.arrived_s - self.request.arrival_s,
+            scheduling_s=self.first_assigned_s - self.arrived_s,
+            retry_s=self.assigned_s - self.first_assigned_s,
+            allocation_s=at_engine.reserved_s,
             read_s=at_engine.read_s - at_engine.reserved_s,
             wait_s=at_engine.started_s - at_engine.read_s,
             prefill_s=at_engine.finished_s - at_engine.started_s,
+            delivery_s=now_s - self.assigned_s - at_engine.finished_s,
         )
 
 

@@ -96,6 +96,11 @@ class EngineRoster:
     def hello(self, engine: EngineId) -> Hello:
         return self._members[engine].hello
 
+    def newly_read_bytes(self, engine: EngineId, status: EngineStatus) -> int:
+        """What it has read from storage since the report before; ask before `heard`."""
+        before = self._members[engine].status
+        return status.read_bytes - (before.read_bytes if before is not None else 0)
+
     def heard(self, engine: EngineId, now_s: float, status: EngineStatus | None) -> None:
         """It said something; `status` if that was a report."""
         member = self._members[engine]

@@ -88,7 +88,6 @@ class Attempt:
     peer_stamp: int = 0
     peer_slots: tuple[int, ...] | None = None
     reserved_s: float = 0.0
-    read_s: float = 0.0
 
     @property
     def name(self) -> Name:
@@ -347,6 +346,7 @@ class EngineWorker(ABC, Generic[AttemptT]):
         self.changed()
 
     def _accept(self, message: Prefill | Decode) -> None:
+        received_s = time.monotonic()
         work = message.assignment
         tokens = unpack_tokens(work.tokens)
         attempt = self.make_attempt(
@@ -355,7 +355,7 @@ class EngineWorker(ABC, Generic[AttemptT]):
             peer_address=message.peer_address,
             tokens=tokens,
             chain=block_chain(work.root, tokens, self.layout.block_tokens),
-            received_s=time.monotonic(),
+            received_s=received_s,
         )
         self.attempts[work.name] = attempt
         self._unreserved.append(attempt)
@@ -433,7 +433,6 @@ class EngineWorker(ABC, Generic[AttemptT]):
         else:
             attempt.bad_blocks[block] = result
         if attempt.reads_left == 0:
-            attempt.read_s = time.monotonic()
             if attempt.bad_blocks:
                 self._reads_failed(attempt)
             else:

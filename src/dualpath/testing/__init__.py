@@ -17,6 +17,7 @@ from dualpath.testing.faults import (
 from dualpath.testing.memory_store import MemoryDevice, MemoryStore
 from dualpath.testing.model_cluster import ModelCluster
 from dualpath.testing.results import Results, wait_until
+from dualpath.testing.virtual_time import VirtualTimeLoop, run_virtual
 
 __all__ = [
     "Damage",
@@ -29,8 +30,10 @@ __all__ = [
     "ModelCluster",
     "Operation",
     "Results",
+    "VirtualTimeLoop",
     "damage_bytes",
     "damage_file",
+    "run_virtual",
     "wait_until",
     "with_faults",
 ]

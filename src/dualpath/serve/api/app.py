@@ -13,6 +13,7 @@ from starlette.responses import Response
 import dualpath
 from dualpath.base.errors import RequestError
 from dualpath.monitor.metrics import Metrics
+from dualpath.monitor.tracing import Tracing
 from dualpath.serve.api import info
 from dualpath.serve.api.chat import create_chat_completion
 from dualpath.serve.api.completions import create_completion
@@ -47,7 +48,11 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None], ...] = (
 
 
 def build_app(
-    generator: Generator, tokenizer: TextTokenizer, settings: ApiSettings, metrics: Metrics
+    generator: Generator,
+    tokenizer: TextTokenizer,
+    settings: ApiSettings,
+    metrics: Metrics,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application over a cluster. It owns none of its collaborators."""
     context = ApiContext(
@@ -57,6 +62,7 @@ def build_app(
         metrics=metrics,
         admission=Admission(settings.max_concurrent_sequences),
         started_at=int(time.time()),
+        tracing=tracing,
     )
     app = FastAPI(title="dualpath", version=dualpath.__version__, redirect_slashes=False)
     for method, path, handler, body_type in _ROUTES:

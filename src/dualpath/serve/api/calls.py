@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
 
 from dualpath.base.errors import RequestError
 from dualpath.base.ids import RequestId
 from dualpath.engine.sampling import TokenLogprobs
+from dualpath.monitor.tracing import TRACE_HEADERS
 from dualpath.serve.api.protocol import SamplingBody
 from dualpath.serve.api.responses import (
     KVTransferParams,
@@ -108,7 +110,7 @@ def check_ready(context: ApiContext) -> None:
 
 def open_call(
     kind: str,
-    request_id: str,
+    http: Request,
     body: SamplingBody,
     prompts: list[list[int]],
     context: ApiContext,
@@ -126,7 +128,8 @@ def open_call(
     n = choices_of(body, settings)
     params = sampling_params(body, settings, logprobs=logprobs, logprobs_param=logprobs_param)
     rules = text_rules(body)
-    call_id = f"{kind}-{request_id}"
+    call_id = f"{kind}-{http.state.request_id}"
+    trace_headers = {name: http.headers[name] for name in TRACE_HEADERS if name in http.headers}
     # Clients choose request ids and may repeat them.
     unique = f"{call_id}-{time.monotonic_ns():x}"
     sequences: list[Sequence] = []
@@ -143,7 +146,7 @@ def open_call(
                 cache_salt=body.cache_salt or "",
                 arrival_s=arrival_s,
             )
-            sequences.append(Sequence(context, request, rules, index))
+            sequences.append(Sequence(context, request, rules, index, trace_headers))
     check_ready(context)
     places = ExitStack()
     places.enter_context(context.admission.admit(len(sequences)))

@@ -56,7 +56,7 @@ async def create_chat_completion(request: Request, context: ApiContext) -> Respo
     )
     call = open_call(
         "chatcmpl",
-        request_id,
+        request,
         body,
         [prompt],
         context,
@@ -119,28 +119,39 @@ def _empty_choice(index: int, body: ChatBody) -> ChatChoice:
 
 
 async def _stream(call: Call, body: ChatBody, context: ApiContext) -> AsyncGenerator[bytes, None]:
-    for index in range(len(call.sequences)):
-        chunk = _chunk(call, [ChunkChoice(index, ChatDelta(role="assistant", content=""))])
-        if body.return_token_ids:
-            chunk.prompt_token_ids = call.prompts[0]
-        yield msgspec.json.encode(chunk)
+    started = False
     async with aclosing(merged(call.sequences)) as deltas:
         async for delta in deltas:
+            if not started:
+                started = True
+                for chunk in _first_chunks(call, body):
+                    yield msgspec.json.encode(chunk)
             choice = ChunkChoice(
                 index=delta.index,
-                delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+                delta=ChatDelta(content=delta.text),
                 logprobs=_logprobs(delta, body, context),
                 finish_reason=delta.finish_reason,
                 stop_reason=delta.stop_reason,
                 token_ids=delta.token_ids if body.return_token_ids else UNSET,
             )
-            if delta.text or choice.logprobs or choice.token_ids or choice.finish_reason:
-                yield msgspec.json.encode(_chunk(call, [choice]))
+            # Also without text, which may lag: clients count and time tokens by chunks.
+            yield msgspec.json.encode(_chunk(call, [choice]))
     if body.stream_options is not None and body.stream_options.include_usage:
         last = _chunk(call, [])
         last.usage = call.usage()
         last.kv_transfer_params = call.kv_transfer_params()
         yield msgspec.json.encode(last)
+
+
+def _first_chunks(call: Call, body: ChatBody) -> list[ChatChunk]:
+    """What comes before the first token, not earlier: clients take the first chunk's time for the token's."""
+    chunks = []
+    for index in range(len(call.sequences)):
+        chunk = _chunk(call, [ChunkChoice(index, ChatDelta(role="assistant", content=""))])
+        if body.return_token_ids:
+            chunk.prompt_token_ids = call.prompts[0]
+        chunks.append(chunk)
+    return chunks
 
 
 def _logprobs(delta: Delta, body: ChatBody, context: ApiContext) -> ChatLogprobs | None:

@@ -47,7 +47,7 @@ async def create_completion(request: Request, context: ApiContext) -> Response:
     request_id: str = request.state.request_id
     call = open_call(
         "cmpl",
-        request_id,
+        request,
         body,
         await completion_prompts(body, context),
         context,
@@ -84,17 +84,19 @@ async def _stream(
     call: Call, body: CompletionBody, context: ApiContext
 ) -> AsyncGenerator[bytes, None]:
     builders = [_Builder(call, index, body, context) for index in range(len(call.sequences))]
-    for builder in builders:
-        first = CompletionChoice(builder.index, builder.echoed)
-        if body.return_token_ids:
-            first.prompt_token_ids = builder.prompt
-        if body.echo or body.return_token_ids:
-            yield msgspec.json.encode(_response(call, [first]))
+    started: set[int] = set()
     async with aclosing(merged(call.sequences)) as deltas:
         async for delta in deltas:
-            choice = builders[delta.index].choice(delta)
-            if choice.text or choice.logprobs or choice.token_ids or choice.finish_reason:
-                yield msgspec.json.encode(_response(call, [choice]))
+            builder = builders[delta.index]
+            choice = builder.choice(delta)
+            if delta.index not in started:
+                # With the first token, not before: clients take the first chunk's time for the token's.
+                started.add(delta.index)
+                choice.text = builder.echoed + choice.text
+                if body.return_token_ids:
+                    choice.prompt_token_ids = builder.prompt
+            # Also without text, which may lag: clients count and time tokens by chunks.
+            yield msgspec.json.encode(_response(call, [choice]))
     if body.stream_options is not None and body.stream_options.include_usage:
         last = _response(call, [])
         last.usage = call.usage()

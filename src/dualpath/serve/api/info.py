@@ -95,4 +95,6 @@ def _card(context: ApiContext) -> dict[str, object]:
         "root": settings.model_root or settings.model_name,
         "parent": None,
         "max_model_len": settings.max_model_len,
+        # Ours: token ids of a prompt are below.
+        "vocab_size": settings.vocab_size,
     }

@@ -44,6 +44,8 @@ async def serve_http(
     listener = _bind(host, port)
     config = uvicorn.Config(
         app,
+        # Not "auto", which takes what is installed: httptools has no limit for the size of a head.
+        http="h11",
         log_config=None,
         access_log=False,
         lifespan="off",

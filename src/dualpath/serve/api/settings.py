@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dualpath.base.errors import RequestError
 from dualpath.monitor.metrics import Metrics
+from dualpath.monitor.tracing import Tracing
 from dualpath.serve.config import ServeConfig
 from dualpath.serve.generation import Generator
 from dualpath.serve.tokenizer import TextTokenizer
@@ -97,3 +98,4 @@ class ApiContext:
     admission: Admission
     started_at: int
     """Unix time."""
+    tracing: Tracing | None = None
