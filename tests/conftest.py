@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -20,3 +21,14 @@ def one_torch_thread() -> None:
     """Small models are quickest on one thread; only for tests that have torch loaded."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def testbed_possible() -> None:
+    """Tests that build a testbed are skipped where that is impossible, unless they are required."""
+    if os.environ.get("DUALPATH_REQUIRE_TESTBED") == "1":
+        return
+    from dualpath.testbed import why_no_testbed
+
+    if (reason := why_no_testbed()) is not None:
+        pytest.skip(f"no testbed: {reason} (DUALPATH_REQUIRE_TESTBED=1 makes this an error)")

@@ -158,6 +158,23 @@ def test_the_search_doubles_then_bisects():
     assert rates[:4] == [1.0, 0.5, 0.25, pytest.approx(math.sqrt(0.125))]
 
 
+def test_a_ceiling_is_not_tried():
+    rates = tried(RateSearch(1.0, 0.05, ceiling=1.5), math.inf)
+    assert rates[:2] == [1.0, pytest.approx(math.sqrt(1.5))]
+    assert max(rates) < 1.5
+    search = RateSearch(1.0, 0.05, ceiling=1.5)
+    assert search.next_rate() == 1.0
+    tried(search, 1.2)
+    assert search.bounded
+    assert search.best <= 1.2 < search.best * 1.05
+    search = RateSearch(1.0, 0.05, ceiling=1.5)
+    tried(search, math.inf)
+    assert not search.bounded
+    assert tried(RateSearch(1.0, 0.05, ceiling=1.5), 0.6)[:2] == [1.0, 0.5]
+    with pytest.raises(ValueError, match="ceiling is above the start"):
+        RateSearch(1.0, ceiling=1.0)
+
+
 def test_the_search_gives_up():
     search = RateSearch(1.0)
     assert len(tried(search, 0.0)) == 13

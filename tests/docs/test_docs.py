@@ -13,14 +13,15 @@ import pytest
 
 from dualpath.cli.bench import find_benchmarks
 from dualpath.cli.main import COMMANDS, main
+from dualpath.cli.testbed import ACTIONS
 from dualpath.monitor.metrics import TABLE
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
-FOREIGN_FLAGS = {"--no-deps", "--fix", "--strict"}
-"""Of pip, ruff and mypy."""
+FOREIGN_FLAGS = {"--no-deps", "--fix", "--strict", "--net"}
+"""Of pip, ruff, mypy and nsenter."""
 
 FOREIGN_PAGES = {"load-tools.md", "peers.md"}
 """Full of flags of other programs."""
@@ -64,6 +65,8 @@ def known_flags() -> set[str]:
     calls = [[each.name] for each in COMMANDS] + [
         ["bench", each.name] for each in find_benchmarks()
     ]
+    calls += [["testbed", each.name] for each in ACTIONS]
+    calls += [["qos", each] for each in ("infiniband", "roce", "ethernet", "check")]
     flags = set(FOREIGN_FLAGS)
     for call in calls:
         flags |= set(re.findall(r"--[a-z][a-z0-9-]*", _help(call)))

@@ -26,6 +26,7 @@ from dualpath.policy.config import ReadPlanKind
 from dualpath.serve.cluster import Cluster, describe_model
 from dualpath.serve.config import LogLevel, ServeConfig, TransferKind
 from dualpath.serve.generation import GenerationRequest
+from dualpath.transfer import nixl_missing
 
 BLOCK_TOKENS = 32
 NEW_TOKENS = 6
@@ -186,6 +187,10 @@ WHOLE, CHUNKED = 8192, BLOCK_TOKENS + 7
         *((model, ReadPlanKind.SPLIT, CHUNKED, TransferKind.TCP) for model in MODELS),
         ("tiny-gpt-oss", ReadPlanKind.SPLIT, CHUNKED, TransferKind.SHM),
         ("tiny-qwen3", ReadPlanKind.SHORTER, WHOLE, TransferKind.AUTO),
+        pytest.param(
+            *("tiny-qwen3", ReadPlanKind.SPLIT, CHUNKED, TransferKind.NIXL),
+            marks=pytest.mark.skipif(nixl_missing() is not None, reason=nixl_missing() or ""),
+        ),
     ],
 )
 def test_tokens_are_those_of_plain_transformers(
@@ -195,7 +200,9 @@ def test_tokens_are_those_of_plain_transformers(
     transfer: TransferKind,
     tmp_path: Path,
     plain: dict[str, Plain],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")  # Of NIXL: not what other tests make and delete.
     config = ServeConfig(
         model=model,
         store=str(tmp_path / "store"),

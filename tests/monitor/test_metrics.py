@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -8,9 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import EngineId, GroupId, Role, Side
+from dualpath.base.traffic_class import TrafficClass
 from dualpath.monitor.metrics import TABLE, EngineSample, MetricKind, Metrics, metrics_reference
+from dualpath.traffic import DEVICE, PeerTraffic, TrafficKey
 
 PE0 = EngineId("pe0.1")
+DE0 = EngineId("de0.1")
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -38,6 +42,12 @@ def sample(**changes: float) -> EngineSample:
     return EngineSample(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def with_traffic(peer: str, **counts: float) -> EngineSample:
+    """A report with these counts of KV from or to a peer."""
+    traffic = {TrafficKey(TrafficClass.KV, peer): PeerTraffic(**counts)}  # type: ignore[arg-type]
+    return replace(sample(busy_s=1.5, written_bytes=14), traffic=traffic)
+
+
 def emit_everything(metrics: Metrics) -> None:
     metrics.first_token(0.2)
     metrics.next_tokens(0.2, 2)
@@ -59,9 +69,12 @@ def emit_everything(metrics: Metrics) -> None:
     metrics.snic_read(GroupId("pe-node0"), 0)
     metrics.snic_read(GroupId("pe-node0"), 640)
     metrics.engine_joined(PE0, Role.PREFILL)
+    metrics.engine_joined(DE0, Role.DECODE)
     metrics.engine_restarted(Role.DECODE)
     metrics.engine_sample(PE0, sample(), 10.0)
     metrics.engine_sample(PE0, sample(busy_s=1.5, written_bytes=14), 11.0)
+    metrics.engine_sample(PE0, with_traffic(DE0, n_bytes=5), 12.0)
+    metrics.oracle()
 
 
 def test_every_declared_metric_can_be_emitted_and_nothing_else_is_exported():
@@ -127,6 +140,36 @@ def test_a_lost_engine_takes_its_gauges_but_no_counts():
     assert value(metrics, "kv_written_bytes_total") == 10
     metrics.engine_sample(EngineId("pe0.2"), sample(written_bytes=1), 2.0)
     assert value(metrics, "kv_written_bytes_total") == 11
+
+
+def test_traffic_is_counted_by_engine_class_and_peer() -> None:
+    metrics = Metrics()
+    metrics.engine_joined(PE0, Role.PREFILL)
+    metrics.engine_joined(DE0, Role.DECODE)
+    with_de = {"engine": PE0, "class": "kv", "peer": DE0}
+    metrics.engine_sample(PE0, with_traffic(DE0, n_bytes=100, submissions=2, queued=3), 1.0)
+    metrics.engine_sample(
+        PE0, with_traffic(DE0, n_bytes=160, submissions=3, queued=1, wait_s=0.5), 2.0
+    )
+    assert value(metrics, "traffic_bytes_total", **with_de) == 160
+    assert value(metrics, "traffic_submissions_total", **with_de) == 3
+    assert value(metrics, "traffic_wait_seconds_total", **with_de) == 0.5
+    assert value(metrics, "traffic_queued", **with_de) == 1
+    metrics.engine_sample(PE0, with_traffic(DE0, n_bytes=40, submissions=1), 3.0)
+    assert value(metrics, "traffic_bytes_total", **with_de) == 200, "the peer came back: from 0 on"
+    metrics.engine_sample(PE0, with_traffic(DEVICE, n_bytes=7), 4.0)
+    assert value(metrics, "traffic_bytes_total", **{**with_de, "peer": DEVICE}) == 7
+
+
+def test_traffic_with_a_lost_engine_goes_and_does_not_come_back() -> None:
+    metrics = Metrics()
+    metrics.engine_joined(PE0, Role.PREFILL)
+    metrics.engine_joined(DE0, Role.DECODE)
+    metrics.engine_sample(PE0, with_traffic(DE0, n_bytes=100), 1.0)
+    metrics.engine_sample(DE0, with_traffic(DEVICE, n_bytes=100), 1.0)
+    metrics.engine_lost(DE0, Role.DECODE)
+    metrics.engine_sample(PE0, with_traffic(DE0, n_bytes=120), 2.0)
+    assert DE0 not in metrics.render().decode()
 
 
 def test_registries_are_not_shared():

@@ -97,7 +97,17 @@ def test_the_core_imports_without_anything_else() -> None:
         name
         for name in _modules()
         if name.split(".")[1:2]
-        in ([], ["base"], ["policy"], ["kv"], ["store"], ["transfer"], ["testing"])
+        in (
+            [],
+            ["base"],
+            ["policy"],
+            ["kv"],
+            ["store"],
+            ["transfer"],
+            ["qos"],
+            ["testing"],
+            ["testbed"],
+        )
         and name.rpartition(".")[2] not in PYTEST_KITS | {"__main__"}
     ]
     assert {"dualpath", "dualpath.policy.scheduler", "dualpath.transfer.shm"} <= set(modules)

@@ -219,6 +219,16 @@ def test_a_group_fetches_when_all_its_members_have_reported() -> None:
     assert roster.fetch(node, 2.0) == GroupFetched(node, (EngineReport(pe0, 3, 2, 10, 5),), 64, 2.0)
 
 
+def test_groups_with_less_to_do_fetch_first() -> None:
+    roster = EngineRoster()
+    for engine, group in (("pe0", "a"), ("pe1", "a"), ("pe2", "b"), ("pe3", "c"), ("pe4", "d")):
+        roster.join(hello_of(engine, group), 0.0)
+    assert roster.by_load == ["a", "b", "c", "d"]
+    for engine, tokens in (("pe0", 10), ("pe1", 30), ("pe2", 25), ("pe3", 19), ("pe4", 20)):
+        roster.heard(EngineId(engine), 1.0, status_of(tokens))
+    assert roster.by_load == ["c", "a", "d", "b"]
+
+
 def test_an_engine_that_is_silent_gets_nothing() -> None:
     roster = EngineRoster()
     roster.join(hello_of("de0", "node", Role.DECODE), 0.0)

@@ -42,7 +42,7 @@ def test_relative_path_is_of_the_working_directory(
     ("address", "message"),
     [
         ("", "is empty"),
-        ("s3://bucket/prefix", "no backend for s3:; give a path or one of file:"),
+        ("s3://bucket/prefix", "no backend for s3:; give a path or one of file:, redis:, rediss:"),
         ("file://server/share", "write file:///absolute/path"),
         ("file:", "write file:///absolute/path"),
     ],

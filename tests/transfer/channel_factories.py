@@ -31,6 +31,10 @@ class AutoFactory(_SocketFactory):
     kind = "auto"
 
 
+class NixlFactory(_SocketFactory):
+    kind = "nixl"
+
+
 class MemoryFactory(ChannelFactory):
     authenticated = False
     crosses_processes = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from transfer_kit import LATER_S, NAME
@@ -14,7 +15,8 @@ from dualpath.base.ids import EngineId, RequestId
 from dualpath.kv.pool import PoolGeometry
 from dualpath.testing import Results
 from dualpath.transfer import ChannelCapabilities, Patience, RemoteSpan, TransferName
-from dualpath.transfer.connection import PeerContext, WireChannel
+from dualpath.transfer.connection import DialledConnection, PeerContext, ServedConnection
+from dualpath.transfer.lanes import LanedChannel, PullLane
 from dualpath.transfer.pulls import Counters, DeadlineClock
 from dualpath.transfer.wire import (
     PULLS_IN_FLIGHT,
@@ -34,10 +36,11 @@ SPANS = [RemoteSpan(0, 0, SIZE)]
 
 
 class ScriptedOwner:
-    """The other end of one `WireChannel`."""
+    """The other end of a channel with one lane; what the tests say and hear is the lane's."""
 
     def __init__(self, patience: Patience) -> None:
         left, self.sock = socket.socketpair()
+        messages, self.message_sock = socket.socketpair()
         self.sock.settimeout(LATER_S)
         self.ended: Results[str] = Results()
         self.clock = DeadlineClock("test-deadlines")
@@ -46,15 +49,24 @@ class ScriptedOwner:
             Counters(),
             self.clock,
             patience,
-            lambda connection, reason: self.ended(reason),
+            self._ended,
         )
-        self.channel = WireChannel(
-            Link(left, stall_s=patience.peer_timeout_s),
+        lane = PullLane(Link(left, stall_s=patience.peer_timeout_s), context, 0)
+        self.channel = LanedChannel(
+            Link(messages, stall_s=patience.peer_timeout_s),
+            [lane],
             PoolGeometry(n_slots=1, slot_bytes=SIZE),
             ChannelCapabilities("test", same_host=False),
-            context,
+            replace(context, patience=Patience(ping_interval_s=LATER_S)),
         )
         self.channel.start()
+
+    def _ended(self, connection: DialledConnection | ServedConnection, reason: str) -> None:
+        """As an endpoint's relations do it: the first end is the end of all."""
+        if not self.ended.items:
+            self.ended(reason)
+        for each in (self.channel, *self.channel.lanes):
+            each.abort(reason)
 
     def hear(self) -> FromPuller:
         (size,) = struct.unpack("<I", self._receive(4))
@@ -70,6 +82,7 @@ class ScriptedOwner:
 
     def close(self) -> None:
         self.sock.close()
+        self.message_sock.close()
         self.channel.abort("the test is over")
         self.channel.join(LATER_S)
         self.clock.close()

@@ -10,6 +10,7 @@ import pytest
 
 from dualpath.base.errors import DeadlineExceeded, DualPathError, PeerLost
 from dualpath.base.ids import EngineId
+from dualpath.base.traffic_class import TrafficClass
 from dualpath.kv.pool import PoolGeometry
 from dualpath.transfer.handshake import (
     Dialled,
@@ -53,7 +54,7 @@ def _greet(dialling_secret: bytes, accepting_secret: bytes, peer: EngineId = B) 
     thread.start()
     dialled: Dialled | DualPathError
     try:
-        dialled = dial_hello(left, A, peer, A_LIFE, dialling_secret, until_s)
+        dialled = dial_hello(left, A, peer, A_LIFE, dialling_secret, until_s, TrafficClass.KV)
         send_proof(left, dialled, until_s)
     except DualPathError as error:
         dialled = error
@@ -67,6 +68,7 @@ def test_both_sides_learn_who_the_other_is(secret: bytes) -> None:
     outcome = _greet(secret, secret)
     assert isinstance(outcome.accepted, Hello)
     assert (outcome.accepted.engine, outcome.accepted.life) == (A, A_LIFE)
+    assert outcome.accepted.traffic is TrafficClass.KV
     assert isinstance(outcome.dialled, Dialled)
     assert (outcome.dialled.life, outcome.dialled.geometry) == (B_LIFE, GEOMETRY)
 
@@ -99,7 +101,14 @@ def test_an_accepting_sides_mac_does_not_pass_as_a_proof() -> None:
 
     def act(dialling: socket.socket, accepting: socket.socket) -> None:
         until_s = time.monotonic() + 10.0
-        hello = Hello(protocol=1, engine="a", peer="b", life=A_LIFE, nonce=b"n" * 32)
+        hello = Hello(
+            protocol=2,
+            engine="a",
+            peer="b",
+            life=A_LIFE,
+            nonce=b"n" * 32,
+            traffic=TrafficClass.CONTROL,
+        )
         expected = answer_hello(accepting, hello, B_LIFE, GEOMETRY, SECRET, until_s)
         challenge = dialling.recv(4096)
         shown = challenge[-32:]

@@ -19,6 +19,7 @@ from dualpath.testing.channel_peer import pattern
 from dualpath.transfer import Endpoint, RemoteSpan, ShmEndpoint, TcpEndpoint, open_endpoint
 from dualpath.transfer.pulls import Counters, DeadlineClock, Pull, PullTable
 from dualpath.transfer.shm import MappedPool
+from dualpath.transfer.spans import span_array
 
 OWNER, PULLER = EngineId("owner"), EngineId("puller")
 SLOT_BYTES = 16 * MiB
@@ -35,7 +36,7 @@ class Mapped:
     into: bytearray
 
     def pull(self) -> Pull:
-        spans = [RemoteSpan(self.lease.slots[0], 0, SLOT_BYTES)]
+        spans = span_array([RemoteSpan(self.lease.slots[0], 0, SLOT_BYTES)])
         pull = self.table.open(NAME, self.lease.stamp, spans, [memoryview(self.into)], LATER_S)
         assert pull.begin()
         return pull

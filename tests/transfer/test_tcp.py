@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from transfer_kit import LATER_S, NAME, SECRET, Heard, dial_raw, filled_pool, pull_slot
+from transfer_kit import LATER_S, NAME, SECRET, Heard, dial_raw, filled_pool, packed, pull_slot
 
 from dualpath.base.errors import ConfigError, PeerLost
 from dualpath.base.ids import EngineId, MiB
+from dualpath.base.traffic_class import DEFAULT_PLAN, TrafficClass
 from dualpath.kv import BufferPool
 from dualpath.testing import wait_until
 from dualpath.testing.channel_peer import pattern
 from dualpath.transfer import Patience, RemoteSpan, TcpEndpoint
+from dualpath.transfer.connection import ServedConnection
 from dualpath.transfer.handshake import Life, dial_hello, send_proof
+from dualpath.transfer.lanes import LanedChannel
+from dualpath.transfer.transport import Transport
 from dualpath.transfer.wire import (
     PULLS_IN_FLIGHT,
     Notify,
@@ -47,7 +53,7 @@ class Owner:
 
     def request(self, number: int = 0) -> bytearray:
         spans = [RemoteSpan(slot, 0, SLOT_BYTES) for slot in self.lease.slots]
-        return encode_frame(PullRequest(number, NAME, self.stamp, spans))
+        return encode_frame(PullRequest(number, NAME, self.stamp, packed(spans)))
 
 
 @pytest.fixture
@@ -119,8 +125,9 @@ def test_a_ping_is_answered(owner: Owner) -> None:
     [
         b"\xff\xff\xff\xff",
         b"\x05\0\0\0hello",
-        bytes(encode_frame(PullRequest(0, NAME, 1, [RemoteSpan(99, 0, 1)]))),
-        bytes(encode_frame(PullRequest(0, NAME, 1, [RemoteSpan(0, -5, 1)]))),
+        bytes(encode_frame(PullRequest(0, NAME, 1, packed([RemoteSpan(99, 0, 1)])))),
+        bytes(encode_frame(PullRequest(0, NAME, 1, packed([RemoteSpan(0, -5, 1)])))),
+        bytes(encode_frame(PullRequest(0, NAME, 1, b"not whole spans"))),
         bytes(encode_frame(PullReply(0, "ok", 1))),  # type: ignore[arg-type]
     ],
 )
@@ -211,4 +218,118 @@ def test_what_cannot_be_safe_is_refused_at_the_start() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="cannot listen"):
             TcpEndpoint(OWNER, pool, SECRET, heard.events, port=port)
+    pool.close()
+
+
+def _marks(sock: socket.socket) -> tuple[int, int]:
+    return (
+        sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS),
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY),
+    )
+
+
+@dataclass
+class Pair:
+    """A puller connected to an owner by a channel with three lanes."""
+
+    owner: Owner
+    puller: TcpEndpoint
+    heard: Heard
+    channel: LanedChannel
+
+    @property
+    def served(self) -> list[ServedConnection]:
+        (relation,) = self.owner.endpoint._relations._relations.values()
+        return [each for each in relation.connections if isinstance(each, ServedConnection)]
+
+
+@pytest.fixture
+def pair(owner: Owner) -> Iterator[Pair]:
+    heard = Heard()
+    pool = BufferPool(1, 4096)
+    puller = TcpEndpoint(PULLER, pool, SECRET, heard.events, connections=3)
+    channel = puller.connect(owner.endpoint.address, OWNER, deadline_s=LATER_S)
+    assert isinstance(channel, LanedChannel)
+    pair = Pair(owner, puller, heard, channel)
+    wait_until(lambda: len(pair.served) == 4, "the owner does not serve every connection")
+    yield pair
+    puller.close()
+    pool.close()
+
+
+def _pull_all(pair: Pair) -> bytes:
+    spans = [RemoteSpan(slot, 0, SLOT_BYTES) for slot in pair.owner.lease.slots]
+    into = [bytearray(SLOT_BYTES) for _ in spans]
+    views = [memoryview(target) for target in into]
+    pull = pair.channel.pull(NAME, pair.owner.stamp, spans, views, deadline_s=LATER_S)
+    assert pull.result(LATER_S) == 2 * SLOT_BYTES
+    return b"".join(into)
+
+
+def test_a_large_pull_comes_over_every_lane(pair: Pair) -> None:
+    before = [lane._link.heard_s for lane in pair.channel.lanes]
+    assert _pull_all(pair) == pattern(40, SLOT_BYTES) + pattern(41, SLOT_BYTES)
+    after = [lane._link.heard_s for lane in pair.channel.lanes]
+    assert all(then < now for then, now in zip(before, after, strict=True))
+    assert pair.owner.endpoint.stats()[PULLER].served_bytes == 2 * SLOT_BYTES
+
+
+def test_messages_and_kv_are_marked_apart_at_both_ends(pair: Pair) -> None:
+    message, kv = DEFAULT_PLAN.marks(TrafficClass.CONTROL), DEFAULT_PLAN.marks(TrafficClass.KV)
+    low = (kv.tos, kv.so_priority)
+    high = (message.tos, message.so_priority)
+    assert low != high
+    assert _marks(pair.channel._link._sock) == high
+    assert [_marks(lane._link._sock) for lane in pair.channel.lanes] == [low] * 3
+    assert sorted(_marks(each._link._sock) for each in pair.served) == sorted([high] + [low] * 3)
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2, 3])
+def test_any_connection_that_breaks_is_one_loss_of_the_peer(pair: Pair, broken: int) -> None:
+    pair.owner.endpoint.connect(pair.puller.address, PULLER, deadline_s=LATER_S)
+    connections = [pair.channel, *pair.channel.lanes]
+    connections[broken]._link._sock.shutdown(socket.SHUT_RDWR)
+    assert len(pair.heard.losses.wait(1)) == 1
+    assert len(pair.owner.heard.losses.wait(1)) == 1
+    late = pair.channel.pull(
+        NAME, 1, [RemoteSpan(0, 0, 1)], [memoryview(bytearray(1))], deadline_s=LATER_S
+    )
+    assert isinstance(late.exception(LATER_S), PeerLost)
+    for connection in connections:
+        connection.join(LATER_S)
+    again = pair.puller.connect(pair.owner.endpoint.address, OWNER, deadline_s=LATER_S)
+    assert again is not pair.channel
+    again.notify(b"back")
+    assert pair.owner.heard.messages.wait(1) == [b"back"]
+    assert len(pair.heard.losses.items) == len(pair.owner.heard.losses.items) == 1
+
+
+def test_a_lane_that_is_refused_leaves_no_channel(owner: Owner) -> None:
+    """The owner takes the first connection and no further one."""
+    heard = Heard()
+    pool = BufferPool(1, 4096)
+    puller = TcpEndpoint(PULLER, pool, SECRET, heard.events)
+    greet, accepted = owner.endpoint._greet, itertools.count()
+
+    def greet_once(sock: socket.socket, transport: Transport) -> ServedConnection:
+        if next(accepted) == 1:
+            raise PeerLost("the test refuses it")
+        return greet(sock, transport)
+
+    owner.endpoint._greet = greet_once  # type: ignore[method-assign]
+    with pytest.raises(PeerLost):
+        puller.connect(owner.endpoint.address, OWNER, deadline_s=LATER_S)
+    assert len(owner.heard.losses.wait(1)) == 1
+    assert heard.losses.items == []
+    puller.connect(owner.endpoint.address, OWNER, deadline_s=LATER_S).notify(b"again")
+    assert owner.heard.messages.wait(1) == [b"again"]
+    puller.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("connections", [0, 17])
+def test_the_number_of_connections_is_bounded(connections: int) -> None:
+    pool = BufferPool(1, 4096)
+    with pytest.raises(ConfigError, match="1 to 16"):
+        TcpEndpoint(OWNER, pool, SECRET, Heard().events, connections=connections)
     pool.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from channel_factories import AutoFactory, MemoryFactory, ShmFactory, TcpFactory
+from channel_factories import AutoFactory, MemoryFactory, NixlFactory, ShmFactory, TcpFactory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transfer_kit import LATER_S, NAME, SECRET, Heard, filled_pool
@@ -14,7 +14,7 @@ from transfer_kit import LATER_S, NAME, SECRET, Heard, filled_pool
 from dualpath.base.ids import EngineId, KiB
 from dualpath.kv import BufferPool
 from dualpath.testing.channel_peer import ChannelFactory
-from dualpath.transfer import Channel, RemoteSpan
+from dualpath.transfer import Channel, RemoteSpan, nixl_missing
 
 SLOTS = 3
 SLOT_BYTES = 128 * KiB
@@ -28,8 +28,12 @@ class Subject:
     stamp: int
 
 
-@pytest.fixture(params=[TcpFactory, ShmFactory, AutoFactory, MemoryFactory])
-def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+@pytest.fixture(params=[TcpFactory, ShmFactory, AutoFactory, MemoryFactory, NixlFactory])
+def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
+    missing = nixl_missing()
+    if request.param is NixlFactory and missing is not None:
+        pytest.skip(missing)
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     factory: ChannelFactory = request.param()
     pool, stamp = filled_pool(SLOTS, SLOT_BYTES, seed=50)
     owner = factory.open(EngineId("owner"), pool, SECRET, Heard().events)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transfer_kit import packed
 
 from dualpath.base.errors import PeerLost
 from dualpath.base.ids import KiB, MiB, RequestId
 from dualpath.testing import wait_until
 from dualpath.transfer import RemoteSpan, TransferName
-from dualpath.transfer.pulls import MAX_MESSAGE_BYTES, MAX_SPANS
+from dualpath.transfer.pulls import MAX_MESSAGE_BYTES
+from dualpath.transfer.spans import MAX_SPANS
 from dualpath.transfer.wire import (
     MAX_FRAME_BYTES,
     ByteCursor,
@@ -53,10 +55,13 @@ def pair() -> Iterator[Pair]:
 def test_a_cursor_covers_each_byte_once(sizes: list[int], data: st.DataObject) -> None:
     views = [memoryview(bytearray(size)) for size in sizes]
     source = bytes(index % 251 for index in range(sum(sizes)))
-    cursor = ByteCursor(views)
+    cursor = ByteCursor(iter(views), sum(sizes))
     position = 0
     while cursor.left:
-        assert cursor.batch()[0].nbytes > 0
+        enough = data.draw(st.integers(1, 1000))
+        batch = cursor.batch(enough)
+        assert all(view.nbytes for view in batch)
+        assert sum(view.nbytes for view in batch) >= min(enough, cursor.left)
         step = data.draw(st.integers(1, cursor.left))
         assert cursor.fill(memoryview(source)[position : position + step]) == step
         position += step
@@ -70,7 +75,7 @@ def test_frames_survive_any_cut(pair: Pair) -> None:
     frames = [
         Notify(b"abc"),
         Ping(),
-        PullRequest(7, name, 2**63 + 5, [RemoteSpan(1, 2, 3)]),
+        PullRequest(7, name, 2**63 + 5, packed([RemoteSpan(1, 2, 3)])),
         Notify(b"y" * (200 * KiB)),
         Notify(b""),
     ]
@@ -95,7 +100,7 @@ def test_frames_survive_any_cut(pair: Pair) -> None:
 def test_the_longest_message_and_pull_fit_a_frame() -> None:
     name = TransferName(RequestId("r"), 1, 1)
     spans = [RemoteSpan(2**62, 2**62, 2**62)] * MAX_SPANS
-    assert len(encode_frame(PullRequest(2**62, name, 2**64 - 1, spans))) <= MAX_FRAME_BYTES
+    assert len(encode_frame(PullRequest(2**62, name, 2**64 - 1, packed(spans)))) <= MAX_FRAME_BYTES
     assert len(encode_frame(Notify(b"x" * MAX_MESSAGE_BYTES))) <= MAX_FRAME_BYTES
     with pytest.raises(ValueError):
         encode_frame(Notify(b"x" * MAX_FRAME_BYTES))
@@ -155,7 +160,7 @@ def test_a_peer_that_takes_nothing_is_lost_within_the_limit(pair: Pair) -> None:
     with pytest.raises(PeerLost):
         pair.link.send_frame(encode_frame(Ping()), LATER_S)
     with pytest.raises(PeerLost):
-        pair.link.send_stream(encode_frame(Ping()), [])
+        pair.link.send_stream(encode_frame(Ping()))
 
 
 def test_payload_is_sent_as_long_as_it_goes_on(pair: Pair) -> None:
@@ -169,7 +174,7 @@ def test_payload_is_sent_as_long_as_it_goes_on(pair: Pair) -> None:
     reader = threading.Thread(target=receive)
     reader.start()
     view = memoryview(payload)
-    pair.link.send_stream(encode_frame(Ping()), [view[:5], view[5:5], view[5:]])
+    pair.link.send_stream(encode_frame(Ping()), [view[:5], view[5:5], view[5:]], len(view))
     pair.link.abort("done")
     reader.join()
     assert received == encode_frame(Ping()) + payload

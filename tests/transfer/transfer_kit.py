@@ -11,6 +11,7 @@ from dualpath.kv import BufferPool
 from dualpath.testing import Results
 from dualpath.testing.channel_peer import pattern
 from dualpath.transfer import Endpoint, EndpointEvents, RemoteSpan, TransferName
+from dualpath.transfer.spans import pack_spans, span_array
 
 SECRET = bytes(range(16))
 NAME = TransferName(RequestId("r"), 1, 0)
@@ -27,6 +28,11 @@ class Heard:
         return EndpointEvents(
             lambda peer, message: self.messages(message), lambda peer, reason: self.losses(reason)
         )
+
+
+def packed(spans: list[RemoteSpan]) -> bytes:
+    """As a request carries them."""
+    return pack_spans(span_array(spans))
 
 
 def filled_pool(n_slots: int, slot_bytes: int, seed: int) -> tuple[BufferPool, int]:

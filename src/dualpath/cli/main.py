@@ -61,6 +61,12 @@ COMMANDS = (
     ),
     Command("demo", "dualpath.cli.demo", "start a server, talk to it and replay agent sessions"),
     Command("bench", "dualpath.cli.bench", "measure one part of the system"),
+    Command(
+        "testbed",
+        "dualpath.cli.testbed",
+        "a cluster with bandwidth limits on this machine",
+    ),
+    Command("qos", "dualpath.cli.qos", "print or check the traffic classes of a network"),
     Command("model", "dualpath.cli.model", "print the directory of a model's files"),
     Command("version", "dualpath.cli.version", "versions of dualpath and of what it runs on"),
     Command(

@@ -2,11 +2,14 @@
 
 Even layers live in the first half, odd layers in the second. Each half has the rows of the whole
 batch, one request after another, cached rows before new ones. On the CPU host memory and device memory
-are the same; on CUDA each half has a pinned host twin and copies run on a stream of their own.
+are the same; on CUDA each half has a pinned host twin, and copies run on two streams of their own, one a
+direction. There a layer's copy in waits only for the attention that read the half before, so it runs while
+the layer between computes; computing waits for the copy in of its own layer and for no other copy.
 
 Ownership: the buffer owns its memory; host views that were given out keep it alive (a late write of a
 failed load then hits memory that no one reads). This module knows no requests.
-The CUDA half is written to torch's documented interface; no test of this project runs on a GPU.
+The CUDA half is written to torch's documented interface; tests check the order of its streams and events on
+stand-ins, and none runs on a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ class LayerBuffers(ABC):
 
     @abstractmethod
     def before_load(self, layer: int) -> None:
-        """Return when the half's host bytes may be overwritten by a load."""
+        """Return when the half's host bytes may be overwritten by a load.
+
+        All that reads the half's device rows so far has been called (it may not have run yet).
+        """
 
     @abstractmethod
     def loaded(self, layer: int, start: int, stop: int) -> None:
@@ -85,13 +91,18 @@ class HostLayerBuffers(LayerBuffers):
 
 
 class CudaLayerBuffers(LayerBuffers):
-    """On CUDA: pinned twins, one copy stream, an event for each direction and half."""
+    """On CUDA: pinned twins, a copy stream for each direction, events for each half.
+
+    `_free`: the device rows of a half may be overwritten; `_in`: they have been; `_out`: the host has them.
+    """
 
     def __init__(self, layout: KVLayout, tokens: int, device: torch.device) -> None:
         super().__init__(layout, tokens, device)
         self._device = device
         self._host = torch.zeros(self._rows.shape, dtype=self._rows.dtype, pin_memory=True)
-        self._copies = torch.cuda.Stream(device)
+        self._copies_in = torch.cuda.Stream(device)
+        self._copies_out = torch.cuda.Stream(device)
+        self._free = [torch.cuda.Event() for _ in range(RESIDENT_LAYERS)]
         self._in = [torch.cuda.Event() for _ in range(RESIDENT_LAYERS)]
         self._out = [torch.cuda.Event() for _ in range(RESIDENT_LAYERS)]
 
@@ -99,24 +110,24 @@ class CudaLayerBuffers(LayerBuffers):
         return host_bytes(self._host[layer % RESIDENT_LAYERS, start:stop])
 
     def before_load(self, layer: int) -> None:
-        self._in[layer % RESIDENT_LAYERS].synchronize()
+        half = layer % RESIDENT_LAYERS
+        self._in[half].synchronize()
+        self._free[half].record(torch.cuda.current_stream(self._device))
 
     def loaded(self, layer: int, start: int, stop: int) -> None:
         half = layer % RESIDENT_LAYERS
-        compute = torch.cuda.current_stream(self._device)
-        # Attention of two layers ago may still read the half's device rows.
-        self._copies.wait_stream(compute)
-        with torch.cuda.stream(self._copies):
+        self._copies_in.wait_event(self._free[half])
+        with torch.cuda.stream(self._copies_in):
             self._rows[half, start:stop].copy_(self._host[half, start:stop], non_blocking=True)
-            self._in[half].record(self._copies)
-        compute.wait_event(self._in[half])
+            self._in[half].record(self._copies_in)
+        torch.cuda.current_stream(self._device).wait_event(self._in[half])
 
     def computed(self, layer: int, start: int, stop: int) -> None:
         half = layer % RESIDENT_LAYERS
-        self._copies.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._copies):
+        self._copies_out.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._copies_out):
             self._host[half, start:stop].copy_(self._rows[half, start:stop], non_blocking=True)
-            self._out[half].record(self._copies)
+            self._out[half].record(self._copies_out)
 
     def wait_computed(self, layer: int) -> None:
         self._out[layer % RESIDENT_LAYERS].synchronize()

@@ -118,7 +118,7 @@ class DecodeEngine:
         self,
         name: str,
         tokens: Sequence[int],
-        blocks: Sequence[memoryview],
+        blocks: Sequence[memoryview] | None,
         params: SamplingParams,
         *,
         prompt_tokens: int,
@@ -127,7 +127,8 @@ class DecodeEngine:
 
         `tokens`: the prompt and, last, the first token that prefill gave, whose KV is not there yet.
         `blocks`: the KV of all but that one, in Full Block layout, in order, the last perhaps partly
-        filled; copied before this returns. The first `prompt_tokens` tokens are the client's own
+        filled; copied before this returns. None: zeros, for measurements without any copy, whose tokens
+        mean nothing. The first `prompt_tokens` tokens are the client's own
         prompt, the rest of `tokens` was generated, perhaps by earlier attempts.
         """
         layout, kv_tokens = self.layout, len(tokens) - 1
@@ -136,17 +137,18 @@ class DecodeEngine:
             raise InvariantViolation(
                 f"{name} joins with KV of {kv_tokens} tokens and {capacity} reserved"
             )
-        if len(blocks) < layout.blocks_for(kv_tokens):
+        if blocks is not None and len(blocks) < layout.blocks_for(kv_tokens):
             raise ValueError(f"{name}: {len(blocks)} blocks for {kv_tokens} tokens")
-        rows = torch.empty(
+        make = torch.zeros if blocks is None else torch.empty
+        rows = make(
             (layout.n_layers, capacity, layout.row_elements),
             dtype=self._loaded.dtype,
             device=self._loaded.device,
         )
-        for index in range(layout.blocks_for(kv_tokens)):
+        for index, memory in enumerate((blocks or ())[: layout.blocks_for(kv_tokens)]):
             first = index * layout.block_tokens
             stop = min(first + layout.block_tokens, kv_tokens)
-            block = block_tensor(blocks[index], layout)
+            block = block_tensor(memory, layout)
             rows[:, first:stop].copy_(block[:, : stop - first])
         self._sequences[name] = _Sequence(
             name=name,

@@ -199,6 +199,11 @@ class BufferPool:
                 self._stamps[slot] = lease.stamp
             return lease
 
+    @property
+    def memory(self) -> memoryview:
+        """The memory file, by the offsets of `geometry`; the stamps at its start are not to be written."""
+        return self._bytes
+
     def view(self, slot: int) -> memoryview:
         """The writable bytes of a slot."""
         start = self.geometry.slot_offset(slot)

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import EngineId, GroupId, Role, Side
+from dualpath.traffic import DEVICE, STORE, PeerTraffic, TrafficKey
 
 __all__ = [
     "PREFIX",
@@ -61,6 +63,8 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+
+_TRAFFIC = ("engine", "class", "peer")
 
 _C, _G, _H = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
@@ -201,10 +205,63 @@ TABLE: tuple[MetricSpec, ...] = (
         "pool_slots", _G, "Slots of the PE or DE buffer; one holds one block.", labels=("engine",)
     ),
     MetricSpec("pool_slots_in_use", _G, "Of those, slots that are leased.", labels=("engine",)),
+    # The traffic manager of each engine.
+    MetricSpec(
+        "traffic_bytes",
+        _C,
+        "What moved in or out of an engine, by class and by the other end: the other engine, `store`, or "
+        "`device` (copies between host and device).",
+        labels=_TRAFFIC,
+    ),
+    MetricSpec("traffic_transfers", _C, "Transfers that ended well.", labels=_TRAFFIC),
+    MetricSpec("traffic_failed", _C, "Transfers that did not.", labels=_TRAFFIC),
+    MetricSpec(
+        "traffic_withdrawn",
+        _C,
+        "Transfers that left the queue unsubmitted, as their attempt was over.",
+        labels=_TRAFFIC,
+    ),
+    MetricSpec(
+        "traffic_submissions",
+        _C,
+        "Submissions to a channel or store; each has one or more transfers.",
+        labels=_TRAFFIC,
+    ),
+    MetricSpec(
+        "traffic_wait_seconds",
+        _C,
+        "Seconds that transfers waited for their submission, summed up.",
+        labels=_TRAFFIC,
+    ),
+    MetricSpec("traffic_queued", _G, "Transfers that wait.", labels=_TRAFFIC),
+    MetricSpec("traffic_under_way", _G, "Transfers that were submitted.", labels=_TRAFFIC),
+    MetricSpec(
+        "oracle",
+        _G,
+        "1 on a server whose answers are not meaningful: it neither reads nor moves KV. Absent otherwise.",
+    ),
 )
 
 
 _SPECS = {spec.name: spec for spec in TABLE}
+
+
+# Metrics and the fields of `PeerTraffic` that they show.
+_TRAFFIC_COUNTERS = {
+    "traffic_bytes": "n_bytes",
+    "traffic_transfers": "transfers",
+    "traffic_failed": "failed",
+    "traffic_withdrawn": "withdrawn",
+    "traffic_submissions": "submissions",
+    "traffic_wait_seconds": "wait_s",
+}
+_TRAFFIC_GAUGES = {"traffic_queued": "queued", "traffic_under_way": "under_way"}
+
+
+class _TrafficLabels(NamedTuple):
+    engine: str
+    traffic_class: str
+    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +269,8 @@ class EngineSample:
     """What one engine reports at one time. `hbm_tokens` is 0 where the engine holds no KV.
 
     Since its process started: `busy_s` seconds spent computing, `flops` in them, `bubble_s` of them
-    waited for KV, `loads` of layers with `late_loads` among them, `*_bytes`, `dropped_blocks`.
+    waited for KV, `loads` of layers with `late_loads` among them, `*_bytes`, `dropped_blocks`. `traffic`
+    too, for each peer since the engine has known it; None: nothing is said of it this time.
     """
 
     requests: int
@@ -230,6 +288,7 @@ class EngineSample:
     written_bytes: int
     transferred_bytes: int
     dropped_blocks: int
+    traffic: Mapping[TrafficKey, PeerTraffic] | None = None
 
 
 _NOTHING = EngineSample(0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
@@ -247,6 +306,8 @@ class Metrics:
         self._queries = 0
         self._hits = 0
         self._engines_up = {role: set[EngineId]() for role in Role}
+        self._traffic: set[_TrafficLabels] = set()
+        self._last_traffic: dict[EngineId, Mapping[TrafficKey, PeerTraffic]] = {}
         for spec in TABLE:
             self._declare(spec)
 
@@ -348,11 +409,24 @@ class Metrics:
         self._engines_up[role].discard(engine)
         self._gauge("engines_up").labels(role.value).set(len(self._engines_up[role]))
         self._last_samples.pop(engine, None)
+        self._last_traffic.pop(engine, None)
         for name, gauge in self._gauges.items():
             if _SPECS[name].labels == ("engine",):
                 # A gauge of this engine may never have been set.
                 with suppress(KeyError):
                     gauge.remove(engine)
+        for labels in [
+            labels for labels in self._traffic if engine in (labels.engine, labels.peer)
+        ]:
+            self._traffic.discard(labels)
+            for name in _TRAFFIC_COUNTERS:
+                self._counters[name].remove(*labels)
+            for name in _TRAFFIC_GAUGES:
+                self._gauge(name).remove(*labels)
+
+    def oracle(self) -> None:
+        """This server's answers are not meaningful."""
+        self._gauge("oracle").set(1)
 
     def engine_restarted(self, role: Role) -> None:
         self._counters["engine_restarts"].labels(role.value).inc()
@@ -393,6 +467,26 @@ class Metrics:
                 raise InvariantViolation(f"{engine}: {name} went back by {-advance}")
             if advance:
                 self._counters[name].inc(advance)
+        if sample.traffic is not None:
+            self._traffic_sample(engine, sample.traffic)
+
+    def _traffic_sample(self, engine: EngineId, now: Mapping[TrafficKey, PeerTraffic]) -> None:
+        before = self._last_traffic.get(engine, {})
+        self._last_traffic[engine] = now
+        known: set[str] = {STORE, DEVICE}.union(*self._engines_up.values())
+        for key, counts in now.items():
+            if key.peer not in known or engine not in known:
+                continue  # What an engine still says of one that is lost would stay for ever.
+            labels = _TrafficLabels(engine, key.traffic_class.value, key.peer)
+            self._traffic.add(labels)
+            last = before.get(key, PeerTraffic())
+            if counts.submissions < last.submissions or counts.n_bytes < last.n_bytes:
+                last = PeerTraffic()  # The engine lost this peer and met it again.
+            for name, field_name in _TRAFFIC_COUNTERS.items():
+                advance = getattr(counts, field_name) - getattr(last, field_name)
+                self._counters[name].labels(*labels).inc(max(0, advance))
+            for name, field_name in _TRAFFIC_GAUGES.items():
+                self._gauge(name).labels(*labels).set(getattr(counts, field_name))
 
     def _declare(self, spec: MetricSpec) -> None:
         name = PREFIX + spec.name

@@ -3,6 +3,13 @@
 No clock, randomness, I/O or torch below this package; the same code runs in the simulator and in the product.
 """
 
+from dualpath.policy.bandwidth import (
+    NodeBandwidth,
+    RatioRange,
+    Resource,
+    bottleneck_free_range,
+    resource_loads,
+)
 from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
 from dualpath.policy.events import (
     Assign,
@@ -53,10 +60,12 @@ __all__ = [
     "GroupFetched",
     "Instruction",
     "Interrupted",
+    "NodeBandwidth",
     "Phase",
     "PolicyConfig",
     "PrefillDone",
     "PrefillEntry",
+    "RatioRange",
     "ReadPlan",
     "ReadPlanKind",
     "ReadProgressed",
@@ -66,13 +75,16 @@ __all__ = [
     "RequestAborted",
     "RequestArrived",
     "RequestFinished",
+    "Resource",
     "Scheduler",
     "SchedulerKind",
     "SchedulerStats",
     "StartPrefill",
     "Waiting",
+    "bottleneck_free_range",
     "pack",
     "pairs",
     "plan_reads",
+    "resource_loads",
     "state_diagram",
 ]

@@ -28,17 +28,18 @@ from dualpath.kv.chain import Fingerprint, fingerprint
 from dualpath.kv.index import TrieIndex
 from dualpath.kv.layout import KVLayout
 from dualpath.monitor.metrics import Metrics
-from dualpath.policy.config import SchedulerKind
 from dualpath.policy.scheduler import Scheduler
-from dualpath.serve.config import Dtype, KVLoadFailurePolicy, ServeConfig
+from dualpath.serve.config import Dtype, KVLoadFailurePolicy, ServeConfig, TransferKind
 from dualpath.serve.control import ControlKeys, ControlServer
 from dualpath.serve.driver import Driver, DriverLimits
 from dualpath.serve.engine_config import EngineConfig
 from dualpath.serve.messages import Fatal, FromEngine, Shutdown
+from dualpath.serve.placement import EnginePlace, Placement, load_placement
 from dualpath.serve.processes import EngineProcesses, EngineSlot
-from dualpath.store import open_store
+from dualpath.store import UntouchedStore, open_store, printable_address
 from dualpath.store.catalog import Catalog
 from dualpath.store.contract import Store
+from dualpath.transfer import nixl_missing
 
 __all__ = ["Cluster", "ModelFacts", "describe_model"]
 
@@ -65,11 +66,9 @@ def describe_model(config: ServeConfig) -> ModelFacts:
 
     Raises ConfigError or UnsupportedModel, with what to change.
     """
-    if config.scheduler is SchedulerKind.ORACLE:
-        raise ConfigError(
-            "--scheduler oracle reads and transfers nothing, so tokens would be wrong: "
-            "it exists in simulation only"
-        )
+    missing = nixl_missing()
+    if config.transfer is TransferKind.NIXL and missing is not None:
+        raise ConfigError(f"--transfer nixl: {missing}")
     files = resolve_model(ModelSpec(model=config.model, revision=config.revision))
     hf_config = load_config(files)
     refuse_unsupported(hf_config)
@@ -110,7 +109,10 @@ def _window(config: ServeConfig, layout: KVLayout, positions: int) -> int:
 
 
 class Cluster:
-    """Engines that serve, and the driver in front of them. One asyncio loop; `start`, then `stop`."""
+    """Engines that serve, and the driver in front of them. One asyncio loop; `start`, then `stop`.
+
+    Raises ConfigError when the placement that `config` names cannot be used.
+    """
 
     def __init__(self, config: ServeConfig, facts: ModelFacts, metrics: Metrics) -> None:
         self.config = config
@@ -126,6 +128,10 @@ class Cluster:
         self._tasks: list[asyncio.Task[None]] = []
         self._fatal: ConfigError | None = None
         self._changed = asyncio.Event()
+        self._placement: Placement | None = None
+        if config.placement is not None:
+            self._placement = load_placement(config.placement)
+            self._placement.check((slot.name, slot.group) for slot in self._slots())
 
     async def start(self, progress: Callable[[str], None]) -> None:
         """Start everything and wait until every engine serves.
@@ -133,9 +139,18 @@ class Cluster:
         Raises ConfigError when an engine says that it cannot work as configured; then call `stop`.
         """
         config, facts = self.config, self.facts
+        if config.oracle:
+            self.metrics.oracle()
+            log.warning(
+                "--scheduler oracle: KV is neither read, copied, transferred nor stored, so answers are "
+                "NOT MEANINGFUL; only their times are"
+            )
         if config.store_address is not None:
             await asyncio.to_thread(self._open_catalog, config.store_address)
-        self._control = ControlServer(self._keys)
+        if self._placement is None:
+            self._control = ControlServer(self._keys)
+        else:
+            self._control = ControlServer(self._keys, self._placement.control_host)
         self.driver = Driver(
             scheduler=Scheduler(config.policy()),
             catalog=self.catalog,
@@ -221,11 +236,13 @@ class Cluster:
     def _open_catalog(self, address: str) -> None:
         facts = self.facts
         self._store = open_store(address, facts.fingerprint, facts.layout, model=facts.files.name)
+        if self.config.oracle:
+            self._store = UntouchedStore(self._store)
         self.catalog = Catalog(self._store, TrieIndex(), self.config.store_capacity)
         blocks = self.catalog.load()
         self.catalog.start()
         self.metrics.store_up(True)
-        log.info("store %s: %d blocks of this model", address, blocks)
+        log.info("store %s: %d blocks of this model", printable_address(address), blocks)
 
     @staticmethod
     def _tidy(store: Store) -> None:
@@ -241,14 +258,19 @@ class Cluster:
             short = "pe" if role is Role.PREFILL else "de"
             for i in range(count):
                 node = GroupId(f"{short}-node{i // self.config.engines_per_group}")
-                slots.append(EngineSlot(f"{short}{i}", node, role))
+                launch = self._place(f"{short}{i}", node).launch
+                slots.append(EngineSlot(f"{short}{i}", node, role, launch))
         return slots
+
+    def _place(self, engine: str, group: GroupId) -> EnginePlace:
+        return EnginePlace() if self._placement is None else self._placement.place(engine, group)
 
     def _configure(self, slot: EngineSlot) -> EngineConfig:
         config, facts = self.config, self.facts
         layout = facts.layout
         buffer_bytes = config.pe_buffer if slot.role is Role.PREFILL else config.de_buffer
         engines = config.prefill + config.decode
+        place = self._place(slot.name, slot.group)
         return EngineConfig(
             engine=slot.engine,
             group=slot.group,
@@ -257,22 +279,24 @@ class Cluster:
             control_keys=self._keys.for_engine(),
             transfer=config.transfer.value,
             transfer_secret=self._transfer_secret,
+            transfer_connections=config.transfer_connections,
             transfer_deadline_s=config.transfer_timeout_s,
-            host="127.0.0.1",
+            host=place.host,
             model=str(facts.files.directory),
             dtype=facts.dtype,
             device=config.device.value,
-            threads=config.threads or max(1, (os.cpu_count() or 1) // engines),
+            threads=place.threads or config.threads or max(1, (os.cpu_count() or 1) // engines),
             layout=layout,
             fingerprint=facts.fingerprint,
             pool_slots=buffer_bytes // layout.slot_bytes,
             hbm_tokens=config.kv_device_memory // (layout.row_bytes * layout.n_layers),
-            store=config.store_address,
+            store=None if config.oracle else place.store or config.store_address,
             store_deadline_s=config.store_timeout_s,
             store_faults=config.store_faults,
             quota_s=config.quota_s,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
+            oracle=config.oracle,
             log_level=config.log_level.value,
         )
 

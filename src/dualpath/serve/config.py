@@ -41,6 +41,7 @@ class TransferKind(StrEnum):
     AUTO = "auto"
     SHM = "shm"
     TCP = "tcp"
+    NIXL = "nixl"
 
 
 class KVLoadFailurePolicy(StrEnum):
@@ -129,8 +130,30 @@ class ServeConfig(Config, frozen=True, kw_only=True):
     ] = None
     transfer: Annotated[
         TransferKind,
-        option("How engines hand KV over. auto: shared memory on one host.", group="Cluster"),
+        option(
+            "How engines hand KV over. auto: shared memory on one host, else TCP. "
+            "nixl: RDMA where there is any (needs the package of dualpath[nixl]).",
+            group="Cluster",
+        ),
     ] = TransferKind.AUTO
+    transfer_connections: Annotated[
+        int,
+        option(
+            "TCP connections to each peer over which an engine pulls KV at once; messages have their own.",
+            group="Cluster",
+            ge=1,
+            le=16,
+        ),
+    ] = 2
+    placement: Annotated[
+        str | None,
+        option(
+            "JSON file that says where each engine runs, with which command it is started and on which "
+            "address it listens (docs/testbed.md); all beside the frontend if absent.",
+            group="Cluster",
+            metavar="FILE",
+        ),
+    ] = None
     transfer_timeout_s: Annotated[
         float,
         option(
@@ -144,8 +167,8 @@ class ServeConfig(Config, frozen=True, kw_only=True):
     store: Annotated[
         str | None,
         option(
-            "Directory of the KV store, or an address such as file:///mnt/kv. One server a directory: its "
-            "capacity is accounted for by one.",
+            "Directory of the KV store, or an address: file:///mnt/kv, redis://host:6379/0 (rediss:// with "
+            "TLS). One server a store: its capacity is accounted for by one.",
             group="KV store",
             metavar="DIR",
             negatable=True,
@@ -201,7 +224,7 @@ class ServeConfig(Config, frozen=True, kw_only=True):
         SchedulerKind,
         option(
             "Assignment of requests to engines; all but dualpath are baselines for comparison. "
-            "oracle reads and transfers nothing, so its answers are not meaningful.",
+            "oracle reads, transfers and stores nothing, so its answers are not meaningful.",
             group="Scheduling",
         ),
     ] = SchedulerKind.DUALPATH
@@ -371,6 +394,10 @@ class ServeConfig(Config, frozen=True, kw_only=True):
                 "--api-key (DUALPATH_API_KEY): expected a non-empty key; leave it away for none"
             )
         self.policy()
+        if self.oracle and self.store_faults is not None:
+            raise ConfigError(
+                "--store-faults: --scheduler oracle reads and writes no store; give one of the two"
+            )
         if self.store == "":
             raise ConfigError(
                 "--store: expected a directory, got ''; --no-store serves without one"
@@ -388,6 +415,11 @@ class ServeConfig(Config, frozen=True, kw_only=True):
             quota_s=self.quota_s,
             max_batch_tokens=self.max_batch_tokens,
         )
+
+    @property
+    def oracle(self) -> bool:
+        """Whether KV is left out of reads, copies and transfers, and tokens mean nothing."""
+        return self.scheduler is SchedulerKind.ORACLE
 
     @property
     def model_name(self) -> str:

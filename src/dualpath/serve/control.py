@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from dualpath.base.errors import InvariantViolation
+from dualpath.base.errors import ConfigError, InvariantViolation
 from dualpath.base.ids import EngineId
 from dualpath.serve.messages import FromEngine, ToEngine
 
@@ -56,7 +56,10 @@ class ControlKeys(msgspec.Struct, frozen=True):
 
 
 class ControlServer:
-    """The frontend's end. Use from one asyncio loop."""
+    """The frontend's end, on an address of this machine that engines reach. Use from one asyncio loop.
+
+    Raises ConfigError when it cannot listen there.
+    """
 
     def __init__(self, keys: ControlKeys, host: str = "127.0.0.1") -> None:
         self._context = zmq.asyncio.Context()
@@ -72,7 +75,14 @@ class ControlServer:
         self._socket.linger = 0
         self._socket.maxmsgsize = _MAX_MESSAGE_BYTES
         self._socket.sndhwm = self._socket.rcvhwm = _HIGH_WATER_MESSAGES
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        try:
+            port = self._socket.bind_to_random_port(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"the control plane cannot listen on {host} ({error}): it takes one of this machine's "
+                "addresses"
+            ) from None
         self.address = f"tcp://{host}:{port}"
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)

@@ -22,7 +22,7 @@ from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import BlockKey, Side
 from dualpath.engine.decode import DecodedToken, DecodeEngine
 from dualpath.engine.flops import ForwardCost
-from dualpath.kv.chain import block_chain
+from dualpath.kv.chain import BlockIdentity, block_chain
 from dualpath.kv.pool import BufferPool, Lease
 from dualpath.serve.messages import (
     BlockNotPersisted,
@@ -39,7 +39,8 @@ from dualpath.serve.messages import (
 )
 from dualpath.serve.worker import Attempt, EngineWorker, Load, WorkerParts
 from dualpath.store.contract import BlockWrite, WriteResult
-from dualpath.transfer.contract import Channel, RemoteSpan, TransferName
+from dualpath.traffic import pieces_array
+from dualpath.transfer.contract import Channel, TransferName
 
 __all__ = ["DecodeWorker"]
 
@@ -138,21 +139,23 @@ class DecodeWorker(EngineWorker[_Decode]):
                 attempt, FailureCause.TRANSFER, "a layer was ready before its slots were known"
             )
             return
-        spans: list[RemoteSpan] = []
-        into: list[memoryview] = []
+        pieces: list[tuple[int, int, int, int]] = []
+        geometry = self.pool.geometry
         for part in self.layout.layer_spans(ready.layer, ready.first_token, ready.stop_token):
             index = attempt.prefill_index(part.block, self.layout.block_tokens)
             span = part.span
-            spans.append(RemoteSpan(attempt.peer_slots[index], span.offset, span.length))
-            into.append(attempt.leased.view(part.block)[span.offset : span.stop])
+            place = geometry.slot_offset(attempt.leased.slots[part.block]) + span.offset
+            pieces.append((attempt.peer_slots[index], span.offset, span.length, place))
         hold = attempt.leased.hold()
         hold.__enter__()
-        name = TransferName(attempt.name.request, attempt.name.attempt, ready.layer)
-        future = channel.pull(
-            name,
+        # No single layer waits here: decoding begins when all have come, so the order is that of arrival.
+        future = self.traffic.pull(
+            channel,
+            TransferName(attempt.name.request, attempt.name.attempt, ready.layer),
             attempt.peer_stamp,
-            spans,
-            into,
+            pieces_array(pieces),
+            self.pool.memory,
+            owner=attempt.owner,
             deadline_s=self.config.transfer_deadline_s,
         )
 
@@ -175,7 +178,7 @@ class DecodeWorker(EngineWorker[_Decode]):
     def _check_complete(self, attempt: _Decode) -> None:
         if (
             attempt.first_token is None
-            or attempt.rows_pulled < attempt.peer_tokens * self.layout.n_layers
+            or attempt.rows_pulled < self._rows_due(attempt)
             or attempt.complete
             or attempt.released
             or attempt.failed
@@ -193,11 +196,18 @@ class DecodeWorker(EngineWorker[_Decode]):
             self._joining.append(attempt)
             self._wake.notify()
 
+    def _rows_due(self, attempt: _Decode) -> int:
+        """Rows of single layers that the PE has to hand over."""
+        return 0 if self.config.oracle else attempt.peer_tokens * self.layout.n_layers
+
     def _persist_prompt(self, attempt: _Decode) -> None:
         """Write the prompt's blocks that were computed, straight from the slots they lie in."""
         first = attempt.hit_tokens // self.layout.block_tokens
         attempt.persisted = len(attempt.chain)
         attempt.parent = attempt.chain[-1].key if attempt.chain else attempt.work.root
+        if self.config.oracle:
+            self._claim_stored(attempt.chain[first:])
+            return
         lease = attempt.leased
         self._write(
             [
@@ -217,7 +227,19 @@ class DecodeWorker(EngineWorker[_Decode]):
             self.post(lambda: self._write_done(result, parents[result.key]))
 
         self.post(lambda: self._writes_started(len(writes)))
-        self.store.write(writes, deadline_s=self.config.store_deadline_s, done=done)
+        # In no attempt's name: what it computed is worth keeping when it is over.
+        self.traffic.write(
+            self.store, writes, owner="", deadline_s=self.config.store_deadline_s, done=done
+        )
+
+    def _claim_stored(self, blocks: Sequence[BlockIdentity]) -> None:
+        """The oracle writes nothing, and finds later what a real engine would have written."""
+
+        def claim() -> None:
+            for block in blocks:
+                self.send(BlockPersisted(block.key, block.parent, self.layout.full_block_bytes))
+
+        self.post(claim)
 
     def _writes_started(self, n: int) -> None:
         self._writes += n
@@ -317,13 +339,18 @@ class DecodeWorker(EngineWorker[_Decode]):
         assert attempt.first_token is not None
         attempt.sequence = [*attempt.tokens, *attempt.first_token.tokens]
         lease = attempt.leased
-        self._engine.join(
-            key,
-            attempt.sequence,
-            [lease.view(i) for i in range(len(lease.slots))],
-            attempt.work.sampling,
-            prompt_tokens=attempt.original_prompt_tokens,
-        )
+        blocks, tokens = None, 0
+        if not self.config.oracle:
+            blocks = [lease.view(i) for i in range(len(lease.slots))]
+            tokens = len(attempt.tokens)
+        with self.traffic.copying(tokens * self.layout.row_bytes * self.layout.n_layers):
+            self._engine.join(
+                key,
+                attempt.sequence,
+                blocks,
+                attempt.work.sampling,
+                prompt_tokens=attempt.original_prompt_tokens,
+            )
         self._running[key] = attempt
 
     def _joined(self, attempt: _Decode) -> None:
@@ -365,6 +392,9 @@ class DecodeWorker(EngineWorker[_Decode]):
         per_block = self.layout.block_tokens
         known = len(attempt.sequence) - 1
         while (attempt.persisted + 1) * per_block <= known:
+            if self.config.oracle:
+                self._claim_stored([self._next_block(attempt)])
+                continue
             lease = self._write_pool.try_lease(f"{attempt.name} write", 1)
             if lease is None:
                 if last:
@@ -373,17 +403,24 @@ class DecodeWorker(EngineWorker[_Decode]):
             self._write_block(key, attempt, lease)
 
     def _write_block(self, key: str, attempt: _Decode, lease: Lease) -> None:
+        first = attempt.persisted * self.layout.block_tokens
+        identity = self._next_block(attempt)
+        with self.traffic.copying(self.layout.full_block_bytes):
+            self._engine.copy_block(key, first, lease.view(0))
+        self._write([BlockWrite(identity, lease.view(0), lease.hold())])
+        lease.release()
+
+    def _next_block(self, attempt: _Decode) -> BlockIdentity:
+        """The block after those that are written or given up; now it counts as one of them."""
         per_block = self.layout.block_tokens
         first = attempt.persisted * per_block
         block = attempt.sequence[first : first + per_block]
         if attempt.parent is None:
             raise InvariantViolation(f"{attempt.name} generates before its prompt is complete")
         identity = block_chain(attempt.parent, block, per_block)[0]
-        self._engine.copy_block(key, first, lease.view(0))
-        self._write([BlockWrite(identity, lease.view(0), lease.hold())])
-        lease.release()
         attempt.persisted += 1
         attempt.parent = identity.key
+        return identity
 
     def _give_up_blocks(self, n: int) -> None:
         def count() -> None:

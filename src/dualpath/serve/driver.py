@@ -294,7 +294,7 @@ class Driver:
 
     def _fetch_all(self) -> None:
         self._fetch_scheduled = False
-        for group in self.roster.groups:
+        for group in self.roster.by_load:
             self._fetch(group)
 
     def _fetch(self, group: GroupId) -> None:

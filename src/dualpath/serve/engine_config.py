@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from dualpath.base.ids import EngineId, GroupId, Role
 from dualpath.kv.layout import KVLayout
 from dualpath.serve.control import ControlKeys
+from dualpath.transfer import EndpointKind
 
 __all__ = ["EngineConfig"]
 
@@ -17,7 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`transfer_secret` authenticates engines to each other. Sizes are checked by the frontend.
 
     `pool_slots` x one Full Block is the engine's staging buffer (PE buffer or DE buffer);
-    `hbm_tokens` the device KV a decode engine may hold.
+    `hbm_tokens` the device KV a decode engine may hold. `oracle`: reads, copies and transfers of KV are left
+    out, as if they took no time; tokens mean nothing.
     """
 
     engine: EngineId
@@ -25,7 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     control_address: str
     control_keys: ControlKeys
-    transfer: Literal["auto", "shm", "tcp"]
+    transfer: EndpointKind
+    transfer_connections: int
     transfer_secret: bytes
     host: str
     model: str
@@ -43,4 +44,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quota_s: float
     max_batch_tokens: int
     max_running: int
+    oracle: bool
     log_level: str

@@ -78,6 +78,7 @@ def run_engine(config: EngineConfig) -> None:
             config.transfer_secret,
             events,
             host=config.host,
+            connections=config.transfer_connections,
             patience=_patience(config.transfer_deadline_s),
         ),
     )

@@ -14,6 +14,7 @@ import msgspec
 
 from dualpath.base.ids import BlockKey, EngineId, GroupId, RequestId, Role, Side
 from dualpath.engine.sampling import SamplingParams, TokenLogprobs
+from dualpath.traffic import PeerTraffic, TrafficKey
 
 __all__ = [
     "Assignment",
@@ -146,7 +147,8 @@ class EngineStatus(_Message, frozen=True, kw_only=True):
     Since the start: `seen` assignments received; `busy_s` seconds spent computing, `flops` floating
     point operations done in them, `bubble_s` seconds of them that stood still for KV; `loads` of single
     layers, `late_loads` of them not there when needed. `fragmentation`: share of the leased slots'
-    places that stand for no token.
+    places that stand for no token. `traffic`: the counters of the traffic manager, by class and peer;
+    not in every report.
     """
 
     seen: int
@@ -168,6 +170,7 @@ class EngineStatus(_Message, frozen=True, kw_only=True):
     pulled_bytes: int
     written_bytes: int
     dropped_blocks: int
+    traffic: tuple[tuple[TrafficKey, PeerTraffic], ...] | None = None
 
 
 class ReadProgress(_Message, frozen=True):

@@ -29,17 +29,20 @@ Use = Callable[[Channel | None], None]
 class PeerLinks:
     """Channels to the engines of the other role.
 
-    `post` runs a callable on the actor. `on_message` and `on_lost` run there too.
+    `post` runs a callable on the actor. `on_message` and `on_lost` run there too. `notify` sends a message
+    on a channel.
     """
 
     def __init__(
         self,
         open_endpoint: Callable[[EndpointEvents], Endpoint],
         *,
+        notify: Callable[[Channel, bytes], None],
         post: Callable[[Callable[[], None]], None],
         on_message: Callable[[EngineId, PeerMessage], None],
         on_lost: Callable[[EngineId, str], None],
     ) -> None:
+        self._notify = notify
         self._post = post
         self._on_message = on_message
         self._on_lost = on_lost
@@ -58,7 +61,7 @@ class PeerLinks:
                 return
             # The loss of the peer is an event of its own.
             with suppress(PeerLost):
-                channel.notify(body)
+                self._notify(channel, body)
 
         self.with_channel(peer, address, deliver)
 

@@ -21,7 +21,13 @@ import numpy.typing as npt
 from dualpath.base.errors import PeerLost
 from dualpath.base.ids import Side
 from dualpath.engine.flops import ForwardCost
-from dualpath.engine.prefill import ChunkResult, LayerwisePrefill, PrefillChunk
+from dualpath.engine.prefill import (
+    ChunkResult,
+    LayerSink,
+    LayerSource,
+    LayerwisePrefill,
+    PrefillChunk,
+)
 from dualpath.engine.sampling import sample
 from dualpath.kv.layout import BlockSpan, KVLayout
 from dualpath.policy.quota import AttentionFit, PrefillEntry, pack, pairs
@@ -39,7 +45,8 @@ from dualpath.serve.messages import (
     encode_peer_message,
 )
 from dualpath.serve.worker import Attempt, EngineWorker, Load, WorkerParts
-from dualpath.transfer.contract import Channel, RemoteSpan, TransferName
+from dualpath.traffic import TrafficManager, pieces_array
+from dualpath.transfer.contract import Channel, TransferName
 
 __all__ = ["PrefillWorker"]
 
@@ -64,9 +71,12 @@ class _Prefill(Attempt):
 class _Loader:
     """`LayerSource`: the cached KV of an attempt, from the PE's own slots and the decode engine's."""
 
-    def __init__(self, attempt: _Prefill, layout: KVLayout, deadline_s: float) -> None:
+    def __init__(
+        self, attempt: _Prefill, layout: KVLayout, traffic: TrafficManager, deadline_s: float
+    ) -> None:
         self._attempt = attempt
         self._layout = layout
+        self._traffic = traffic
         self._deadline_s = deadline_s
 
     def start_load(self, layer: int, into: memoryview) -> Future[int]:
@@ -74,37 +84,53 @@ class _Loader:
         attempt, layout = self._attempt, self._layout
         cached = len(into) // layout.row_bytes
         target = np.frombuffer(into, dtype=np.uint8)
-        remote: list[RemoteSpan] = []
-        remote_into: list[memoryview] = []
+        remote: list[tuple[int, int, int, int]] = []
+        local: list[tuple[int, BlockSpan]] = []
         start = 0
         for part in layout.layer_spans(layer, 0, cached):
             span = part.span
             if attempt.pe_tokens <= part.block * layout.block_tokens < attempt.hit_tokens:
                 assert attempt.peer_slots is not None
                 slot = attempt.peer_slots[part.block]
-                remote.append(RemoteSpan(slot, span.offset, span.length))
-                remote_into.append(into[start : start + span.length])
+                remote.append((slot, span.offset, span.length, start))
             else:
-                rows = _rows_in_slot(attempt, part, layout)
-                np.copyto(target[start : start + span.length], rows)
+                local.append((start, part))
             start += span.length
+        loading = self._pull(layer, remote, into)
+        if local:
+            with self._traffic.copying(sum(part.span.length for _, part in local)):
+                for start, part in local:
+                    rows = _rows_in_slot(attempt, part, layout)
+                    np.copyto(target[start : start + part.span.length], rows)
+        return loading
+
+    def _pull(
+        self, layer: int, remote: list[tuple[int, int, int, int]], into: memoryview
+    ) -> Future[int]:
+        attempt = self._attempt
         if not remote:
-            done: Future[int] = Future()
-            done.set_result(0)
-            return done
+            return _nothing_to_load()
         assert attempt.channel is not None
-        name = TransferName(attempt.name.request, attempt.name.attempt, layer)
-        return attempt.channel.pull(
-            name, attempt.peer_stamp, remote, remote_into, deadline_s=self._deadline_s
+        return self._traffic.pull(
+            attempt.channel,
+            TransferName(attempt.name.request, attempt.name.attempt, layer),
+            attempt.peer_stamp,
+            pieces_array(remote),
+            into,
+            owner=attempt.owner,
+            deadline_s=self._deadline_s,
+            needed=layer,
+            urgent=layer == 0,  # Nothing is computed meanwhile.
         )
 
 
 class _HandOver:
     """`LayerSink`: new rows go into the PE's slots, and the decode engine is told."""
 
-    def __init__(self, attempt: _Prefill, layout: KVLayout) -> None:
+    def __init__(self, attempt: _Prefill, layout: KVLayout, traffic: TrafficManager) -> None:
         self._attempt = attempt
         self._layout = layout
+        self._traffic = traffic
 
     def hand_over(self, layer: int, first_token: int, rows: memoryview) -> None:
         """`rows` [tokens, row_bytes] of tokens from `first_token` on."""
@@ -112,14 +138,28 @@ class _HandOver:
         source = np.frombuffer(rows, dtype=np.uint8)
         stop_token = first_token + len(rows) // layout.row_bytes
         start = 0
-        for part in layout.layer_spans(layer, first_token, stop_token):
-            stop = start + part.span.length
-            np.copyto(_rows_in_slot(attempt, part, layout), source[start:stop])
-            start = stop
+        with self._traffic.copying(len(rows)):
+            for part in layout.layer_spans(layer, first_token, stop_token):
+                stop = start + part.span.length
+                np.copyto(_rows_in_slot(attempt, part, layout), source[start:stop])
+                start = stop
         if first_token == attempt.hit_tokens and attempt.pe_tokens:
             # The decode engine needs the hit KV that only this side has, layer by layer too.
-            _notify(attempt, LayerReady(attempt.name, layer, 0, attempt.pe_tokens))
-        _notify(attempt, LayerReady(attempt.name, layer, first_token, stop_token))
+            self._tell(LayerReady(attempt.name, layer, 0, attempt.pe_tokens))
+        self._tell(LayerReady(attempt.name, layer, first_token, stop_token))
+
+    def _tell(self, ready: LayerReady) -> None:
+        _notify(self._traffic, self._attempt, ready)
+
+
+class _Nowhere:
+    """Source and sink of the oracle: takes what lies in the buffers as if it had been loaded."""
+
+    def start_load(self, layer: int, into: memoryview) -> Future[int]:
+        return _nothing_to_load()
+
+    def hand_over(self, layer: int, first_token: int, rows: memoryview) -> None:
+        pass
 
 
 class PrefillWorker(EngineWorker[_Prefill]):
@@ -268,8 +308,8 @@ class PrefillWorker(EngineWorker[_Prefill]):
                     name=str(attempt.name),
                     token_ids=attempt.tokens[first : first + new_tokens],
                     cached_tokens=first,
-                    source=_Loader(attempt, self.layout, self.config.transfer_deadline_s),
-                    sink=_HandOver(attempt, self.layout),
+                    source=self._source(attempt),
+                    sink=self._sink(attempt),
                     needs_logits=first + new_tokens == len(attempt.tokens),
                     abandoned=lambda attempt=attempt: attempt.released,  # type: ignore[misc]
                 )
@@ -283,6 +323,16 @@ class PrefillWorker(EngineWorker[_Prefill]):
             self._loads += result.loads
             self._late_loads += result.late_loads
             self._after(attempt, new_tokens, result)
+
+    def _source(self, attempt: _Prefill) -> LayerSource:
+        if self.config.oracle:
+            return _Nowhere()
+        return _Loader(attempt, self.layout, self.traffic, self.config.transfer_deadline_s)
+
+    def _sink(self, attempt: _Prefill) -> LayerSink:
+        if self.config.oracle:
+            return _Nowhere()
+        return _HandOver(attempt, self.layout, self.traffic)
 
     def _after(self, attempt: _Prefill, new_tokens: int, result: ChunkResult) -> None:
         attempt.computed_tokens += new_tokens
@@ -322,7 +372,7 @@ class PrefillWorker(EngineWorker[_Prefill]):
             attempt.computed = True
             self.send(tokens)
             # The peer last: its answer ends the attempt here.
-            _notify(attempt, FirstToken(attempt.name, tokens))
+            _notify(self.traffic, attempt, FirstToken(attempt.name, tokens))
             self.changed()
 
 
@@ -346,10 +396,16 @@ def _rows_in_slot(attempt: _Prefill, part: BlockSpan, layout: KVLayout) -> npt.N
     return np.frombuffer(view, np.uint8, part.span.length, part.span.offset)
 
 
-def _notify(attempt: _Prefill, message: PeerMessage) -> None:
+def _nothing_to_load() -> Future[int]:
+    done: Future[int] = Future()
+    done.set_result(0)
+    return done
+
+
+def _notify(traffic: TrafficManager, attempt: _Prefill, message: PeerMessage) -> None:
     """From the compute or hand-over thread; the loss of the peer is an event of its own."""
     assert attempt.channel is not None
     try:
-        attempt.channel.notify(encode_peer_message(message))
+        traffic.notify(attempt.channel, encode_peer_message(message))
     except PeerLost:
         pass

@@ -38,6 +38,8 @@ class EngineSlot:
     name: str
     group: GroupId
     role: Role
+    launch: tuple[str, ...] = ()
+    """Goes before the engine's command, and must end by executing it."""
     incarnation: int = 0
     failures: int = 0
     process: asyncio.subprocess.Process | None = None
@@ -123,6 +125,7 @@ class EngineProcesses:
         slot.started_s = time.monotonic()
         config = self.configure(slot)
         slot.process = await asyncio.create_subprocess_exec(
+            *slot.launch,
             sys.executable,
             "-m",
             "dualpath.serve.engine_process",

@@ -50,6 +50,18 @@ class EngineRoster:
         return sorted({member.hello.group for member in self._members.values()})
 
     @property
+    def by_load(self) -> list[GroupId]:
+        """All groups, those with the fewest unfinished tokens an engine first, by their last reports.
+
+        What a group fetches is its own until it has enough: were the order fixed, the first would get all.
+        """
+        tokens: dict[GroupId, list[int]] = {}
+        for member in self._members.values():
+            reported = 0 if member.status is None else member.status.tokens
+            tokens.setdefault(member.hello.group, []).append(reported)
+        return sorted(tokens, key=lambda group: (sum(tokens[group]) / len(tokens[group]), group))
+
+    @property
     def statuses(self) -> dict[EngineId, EngineStatus]:
         """The last report of each engine that gave one."""
         return {
@@ -158,4 +170,5 @@ def sample_of(status: EngineStatus) -> EngineSample:
         written_bytes=status.written_bytes,
         transferred_bytes=status.pulled_bytes,
         dropped_blocks=status.dropped_blocks,
+        traffic=None if status.traffic is None else dict(status.traffic),
     )

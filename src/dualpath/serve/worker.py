@@ -46,6 +46,7 @@ from dualpath.serve.messages import (
 )
 from dualpath.serve.peers import PeerLinks
 from dualpath.store.contract import BlockRead, BlockResult, ReadStatus, Store
+from dualpath.traffic import PeerTraffic, TrafficKey, TrafficManager
 from dualpath.transfer.contract import Endpoint, EndpointEvents
 
 __all__ = ["Attempt", "EngineWorker", "Load", "WorkerParts"]
@@ -92,6 +93,11 @@ class Attempt:
     @property
     def name(self) -> Name:
         return self.work.name
+
+    @property
+    def owner(self) -> str:
+        """Names the attempt to the traffic manager and in leases."""
+        return str(self.work.name)
 
     @property
     def hit_tokens(self) -> int:
@@ -173,12 +179,15 @@ class EngineWorker(ABC, Generic[AttemptT]):
         self._seen = 0
         self._read_bytes = 0
         self.pulled_bytes = 0
+        self.traffic = TrafficManager()
         self._status_due = True
         self._last_status_s = 0.0
+        self._last_traffic_s = 0.0
         self._shutdown_at_s: float | None = None
         self._failure: BaseException | None = None
         self.links = PeerLinks(
             parts.open_endpoint,
+            notify=self.traffic.notify,
             post=self.post,
             on_message=self._peer_message,
             on_lost=self._peer_lost,
@@ -244,6 +253,7 @@ class EngineWorker(ABC, Generic[AttemptT]):
             self.stopping.set()
             self.post(lambda: None)
             actor.join(timeout=_JOIN_S)
+            self.traffic.close()
             self.links.close()
         if self._failure is not None:
             raise self._failure
@@ -306,8 +316,16 @@ class EngineWorker(ABC, Generic[AttemptT]):
                 pulled_bytes=self.pulled_bytes,
                 written_bytes=load.written_bytes,
                 dropped_blocks=load.dropped_blocks,
+                traffic=self._traffic(now),
             )
         )
+
+    def _traffic(self, now: float) -> tuple[tuple[TrafficKey, PeerTraffic], ...] | None:
+        """No oftener than heartbeats: only monitoring reads it, and it is the largest part of a report."""
+        if now - self._last_traffic_s < _HEARTBEAT_S:
+            return None
+        self._last_traffic_s = now
+        return tuple(self.traffic.counts.items())
 
     def _fragmentation(self) -> float:
         """Share of the places in leased slots that stand for no token: the ends of last blocks."""
@@ -368,7 +386,7 @@ class EngineWorker(ABC, Generic[AttemptT]):
             attempt = self._unreserved[0]
             if not attempt.released:
                 attempt.lease = self.pool.try_lease(
-                    str(attempt.name), self.layout.blocks_for(self.tokens_held(attempt))
+                    attempt.owner, self.layout.blocks_for(self.tokens_held(attempt))
                 )
                 if attempt.lease is None:
                     return
@@ -384,6 +402,7 @@ class EngineWorker(ABC, Generic[AttemptT]):
         if attempt is None:
             return
         attempt.released = True
+        self.traffic.withdraw(attempt.owner)
         self.dropped(attempt)
         if attempt.lease is not None:
             attempt.lease.release()
@@ -393,6 +412,8 @@ class EngineWorker(ABC, Generic[AttemptT]):
 
     def _blocks_to_read(self, attempt: AttemptT) -> range:
         """Hit blocks of this side, by their index in the chain, which is also that in the lease."""
+        if self.config.oracle:
+            return range(0)
         pe_blocks = attempt.pe_tokens // self.layout.block_tokens
         hit_blocks = attempt.hit_tokens // self.layout.block_tokens
         return range(pe_blocks) if self.side is Side.PE else range(pe_blocks, hit_blocks)
@@ -418,7 +439,13 @@ class EngineWorker(ABC, Generic[AttemptT]):
             BlockRead(attempt.chain[block], lease.view(block), lease.hold(block))
             for block in blocks
         ]
-        self.store.read(reads, deadline_s=self.config.store_deadline_s, done=done)
+        self.traffic.read(
+            self.store,
+            reads,
+            owner=attempt.owner,
+            deadline_s=self.config.store_deadline_s,
+            done=done,
+        )
 
     def _read_done(self, attempt: AttemptT, block: int, result: BlockResult) -> None:
         attempt.reads_left -= 1
@@ -492,6 +519,7 @@ class EngineWorker(ABC, Generic[AttemptT]):
                 self._early.popitem(last=False)
 
     def _peer_lost(self, peer: EngineId, reason: str) -> None:
+        self.traffic.forget(peer)
         for attempt in list(self.attempts.values()):
             if attempt.peer == peer:
                 self.lost_peer_of(attempt, reason)

@@ -1,4 +1,4 @@
-"""Stores of Full Blocks: the contract, the directory backend, and the catalog of what is stored."""
+"""Stores of Full Blocks: the contract, its backends (directory, Redis), and the catalog of what is stored."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from dualpath.store.contract import (
     StoredBlock,
     WriteResult,
 )
-from dualpath.store.directory import DirectoryOptions, DirectoryStats, DirectoryStore
+from dualpath.store.directory import DirectoryOptions, DirectoryStore
 from dualpath.store.io_lane import IoLane, IoTask, LaneStats, Ticket
-from dualpath.store.opening import open_store
+from dualpath.store.lane_store import LaneStore, LaneStoreStats
+from dualpath.store.opening import open_store, printable_address
+from dualpath.store.redis_address import RedisAddress
+from dualpath.store.redis_store import RedisOptions, RedisStore
+from dualpath.store.untouched import UntouchedStore
 
 __all__ = [
     "BlockDirectory",
@@ -26,17 +30,23 @@ __all__ = [
     "Catalog",
     "CatalogStats",
     "DirectoryOptions",
-    "DirectoryStats",
     "DirectoryStore",
     "IoLane",
     "IoTask",
     "LaneStats",
+    "LaneStore",
+    "LaneStoreStats",
     "ReadStatus",
+    "RedisAddress",
+    "RedisOptions",
+    "RedisStore",
     "Store",
     "StoreCapabilities",
     "StoredBlock",
     "Ticket",
+    "UntouchedStore",
     "WriteResult",
     "default_capacity_bytes",
     "open_store",
+    "printable_address",
 ]

@@ -32,11 +32,10 @@ from dualpath.store.block_file import (
     HEADER_BYTES,
     BlockHeader,
     Mismatch,
-    decode_header,
-    encode_header,
     file_bytes,
     find_mismatch,
-    payload_checksum,
+    header_page,
+    prove_header,
 )
 from dualpath.store.contract import BlockResult, ReadStatus, StoredBlock, WriteResult
 from dualpath.store.io_lane import Ticket
@@ -247,13 +246,7 @@ class BlockDirectory:
 
     def _write_temp(self, temp: Path, identity: BlockIdentity, payload: memoryview) -> None:
         scratch = self._scratch
-        header = BlockHeader(
-            fingerprint=self._fingerprint,
-            identity=identity,
-            payload_bytes=self._payload_bytes,
-            payload_xxh3=payload_checksum(payload[: self._payload_bytes]),
-        )
-        scratch.header[:] = encode_header(header)
+        scratch.header[:] = header_page(self._fingerprint, identity, payload[: self._payload_bytes])
         whole = self._payload_bytes // PAGE_BYTES * PAGE_BYTES
         views = [scratch.header, payload[:whole]]
         if whole < self._payload_bytes:
@@ -288,7 +281,7 @@ class BlockDirectory:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 stat = os.fstat(fd)
-                header = decode_header(os.pread(fd, HEADER_BYTES, 0))
+                page = os.pread(fd, HEADER_BYTES, 0)
             finally:
                 os.close(fd)
         except FileNotFoundError:
@@ -296,25 +289,19 @@ class BlockDirectory:
         except OSError as error:
             _log.warning("leaving out block file %s: %s", path, error.strerror)
             return None
-        mismatch = self._header_mismatch(header, key, stat.st_size)
-        if isinstance(header, BlockHeader) and mismatch is None:
+        header = self._prove(page, key, stat.st_size)
+        if isinstance(header, BlockHeader):
             return StoredBlock(key, header.identity.parent, stat.st_size, stat.st_mtime)
-        _log.warning("removing broken block file %s: %s", path, mismatch)
+        _log.warning("removing broken block file %s: %s", path, header)
         path.unlink(missing_ok=True)
         return None
 
-    def _header_mismatch(
-        self, header: BlockHeader | Mismatch, key: BlockKey, size: int
-    ) -> Mismatch | None:
-        if isinstance(header, Mismatch):
-            return header
-        if header.fingerprint != self._fingerprint:
-            return Mismatch("fingerprint", self._fingerprint.hex(), header.fingerprint.hex())
-        if header.identity.key != key:
-            return Mismatch("key", key.hex(), header.identity.key.hex())
-        if size != self._file_bytes or header.payload_bytes != self._payload_bytes:
+    def _prove(self, page: bytes, key: BlockKey, size: int) -> BlockHeader | Mismatch:
+        if size != self._file_bytes:
             return Mismatch("file bytes", str(self._file_bytes), str(size))
-        return None
+        return prove_header(
+            page, fingerprint=self._fingerprint, key=key, payload_bytes=self._payload_bytes
+        )
 
 
 def _is_hex(name: str, length: int) -> bool:

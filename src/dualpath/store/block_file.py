@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from dualpath.base.errors import ConfigError
 from dualpath.base.ids import PAGE_BYTES, BlockKey
 from dualpath.kv.chain import BlockIdentity, Fingerprint, block_key, pack_tokens
 
@@ -38,7 +39,10 @@ __all__ = [
     "encode_header",
     "file_bytes",
     "find_mismatch",
+    "header_page",
     "payload_checksum",
+    "prove_header",
+    "require_fitting_header",
 ]
 
 HEADER_BYTES = PAGE_BYTES
@@ -105,6 +109,22 @@ def encode_header(header: BlockHeader) -> bytes:
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
+def header_page(fingerprint: Fingerprint, identity: BlockIdentity, payload: memoryview) -> bytes:
+    """The header page of the block `identity`, which holds exactly `payload`."""
+    return encode_header(
+        BlockHeader(fingerprint, identity, payload.nbytes, payload_checksum(payload))
+    )
+
+
+def require_fitting_header(block_tokens: int) -> None:
+    """Raises ConfigError when the token ids of a block do not fit a header page."""
+    if block_tokens > MAX_BLOCK_TOKENS:
+        raise ConfigError(
+            f"blocks of {block_tokens} tokens do not fit a block file: "
+            f"set the block size to at most {MAX_BLOCK_TOKENS} tokens"
+        )
+
+
 def decode_header(page: _Buffer) -> BlockHeader | Mismatch:
     """Read a header page that claims to be whole, and prove that its key is that of its tokens."""
     if len(page) < HEADER_BYTES:
@@ -126,6 +146,22 @@ def decode_header(page: _Buffer) -> BlockHeader | Mismatch:
     return BlockHeader(fp, identity, payload_bytes, payload_xxh3)
 
 
+def prove_header(
+    page: _Buffer, *, fingerprint: Fingerprint, key: BlockKey, payload_bytes: int
+) -> BlockHeader | Mismatch:
+    """The header of the block `key`, as far as it can be proved without its tokens and payload."""
+    header = decode_header(page)
+    if isinstance(header, Mismatch):
+        return header
+    if header.fingerprint != fingerprint:
+        return Mismatch("fingerprint", fingerprint.hex(), header.fingerprint.hex())
+    if header.identity.key != key:
+        return Mismatch("key", key.hex(), header.identity.key.hex())
+    if header.payload_bytes != payload_bytes:
+        return Mismatch("payload bytes", str(payload_bytes), str(header.payload_bytes))
+    return header
+
+
 def find_mismatch(
     page: _Buffer,
     payload: memoryview,
@@ -138,20 +174,16 @@ def find_mismatch(
 
     `payload` holds `payload_bytes` or more; the rest is padding.
     """
-    header = decode_header(page)
+    header = prove_header(
+        page, fingerprint=fingerprint, key=identity.key, payload_bytes=payload_bytes
+    )
     if isinstance(header, Mismatch):
         return header
-    if header.fingerprint != fingerprint:
-        return Mismatch("fingerprint", fingerprint.hex(), header.fingerprint.hex())
     found = header.identity
-    if found.key != identity.key:
-        return Mismatch("key", identity.key.hex(), found.key.hex())
     if found.parent != identity.parent:
         return Mismatch("parent", identity.parent.hex(), found.parent.hex())
     if found.tokens != identity.tokens:
         return _token_mismatch(identity.tokens, found.tokens)
-    if header.payload_bytes != payload_bytes:
-        return Mismatch("payload bytes", str(payload_bytes), str(header.payload_bytes))
     got_xxh3 = payload_checksum(payload[:payload_bytes])
     if got_xxh3 != header.payload_xxh3:
         return Mismatch("payload checksum", f"{header.payload_xxh3:016x}", f"{got_xxh3:016x}")

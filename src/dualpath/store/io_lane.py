@@ -42,6 +42,10 @@ class Ticket(Protocol):
     """What a running task knows of its deadline."""
 
     @property
+    def deadline(self) -> float:
+        """When it is answered with TIMEOUT, by `time.monotonic`. I/O that can be cut off ends before."""
+
+    @property
     def abandoned(self) -> bool:
         """Whether the task has been answered without its result: it should undo what it did."""
 
@@ -104,6 +108,10 @@ class _Op:
         self.batch = batch
         self.serial = serial
         self.state = _State.QUEUED
+
+    @property
+    def deadline(self) -> float:
+        return self.batch.deadline
 
     @property
     def abandoned(self) -> bool:

@@ -12,8 +12,10 @@ from dualpath.kv.chain import Fingerprint
 from dualpath.kv.layout import KVLayout
 from dualpath.store.contract import Store
 from dualpath.store.directory import DirectoryStore
+from dualpath.store.redis_address import RedisAddress
+from dualpath.store.redis_store import RedisStore
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "printable_address"]
 
 _Opener = Callable[[str, Fingerprint, KVLayout, str], Store]
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*):")
@@ -35,9 +37,16 @@ def open_store(
     if opener is None:
         known = ", ".join(f"{scheme}:" for scheme in sorted(_OPENERS))
         raise ConfigError(
-            f"store {address!r}: no backend for {match.group(1)}:; give a path or one of {known}"
+            f"store {printable_address(address)!r}: no backend for {match.group(1)}:; "
+            f"give a path or one of {known}"
         )
     return opener(address, fingerprint, layout, model)
+
+
+def printable_address(address: str) -> str:
+    """The address for a log: without user, password and options."""
+    scheme, colon, rest = address.partition("://")
+    return scheme + colon + rest.rpartition("@")[2].partition("?")[0] if colon else address
 
 
 def _open_file_url(address: str, fp: Fingerprint, layout: KVLayout, model: str) -> Store:
@@ -51,4 +60,12 @@ def _open_directory(path: Path, fp: Fingerprint, layout: KVLayout, model: str) -
     return DirectoryStore(path.absolute(), fp, layout, model=model)
 
 
-_OPENERS: dict[str, _Opener] = {"file": _open_file_url}
+def _open_redis(address: str, fp: Fingerprint, layout: KVLayout, _: str) -> Store:
+    return RedisStore(RedisAddress.parse(address), fp, layout)
+
+
+_OPENERS: dict[str, _Opener] = {
+    "file": _open_file_url,
+    "redis": _open_redis,
+    "rediss": _open_redis,
+}

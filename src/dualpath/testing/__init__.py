@@ -16,6 +16,7 @@ from dualpath.testing.faults import (
 )
 from dualpath.testing.memory_store import MemoryDevice, MemoryStore
 from dualpath.testing.model_cluster import ModelCluster
+from dualpath.testing.redis_server import RedisServer, redis_server_path
 from dualpath.testing.results import Results, wait_until
 from dualpath.testing.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -29,10 +30,12 @@ __all__ = [
     "MemoryStore",
     "ModelCluster",
     "Operation",
+    "RedisServer",
     "Results",
     "VirtualTimeLoop",
     "damage_bytes",
     "damage_file",
+    "redis_server_path",
     "run_virtual",
     "wait_until",
     "with_faults",

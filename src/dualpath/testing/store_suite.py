@@ -59,6 +59,9 @@ class StoreFactory(ABC):
     queue_limit = 64
     """How many operations may wait in a store that `open` gives. The suite exceeds it once."""
 
+    cuts_off = False
+    """Whether an operation on a hung device is ended at its deadline: then no memory stays held."""
+
     @abstractmethod
     def open(self, fp: Fingerprint, layout: KVLayout) -> Store:
         """Open the place for this fingerprint, with what was stored there before."""
@@ -211,7 +214,7 @@ class StoreContractSuite:
     def test_hung_device_read_times_out(
         self, store: Store, store_factory: StoreFactory, pool: BufferPool
     ) -> None:
-        """By the deadline, while the memory stays held until the device is back (case 8)."""
+        """By the deadline; memory that the device may still touch stays held until it is back (case 8)."""
         chain = _chain(2)
         _write(store, pool, chain)
         results = Results[BlockResult]()
@@ -221,7 +224,10 @@ class StoreContractSuite:
             assert _statuses(results.wait(2)) == [ReadStatus.TIMEOUT] * 2
             lease.release()
             pool.check()
-            assert pool.n_free < 64
+            if store_factory.cuts_off:
+                wait_until(lambda: pool.n_free == 64, "what was cut off still holds its slots")
+            else:
+                assert pool.n_free < 64
         wait_until(lambda: pool.n_free == 64, "the hung read still holds its slots")
         assert _statuses(_read(store, pool, chain)) == [ReadStatus.OK] * 2
         store.close()

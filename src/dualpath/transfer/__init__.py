@@ -18,6 +18,7 @@ from dualpath.transfer.contract import (
 )
 from dualpath.transfer.endpoint import MIN_SECRET_BYTES
 from dualpath.transfer.memory import FaultHook, MemoryEndpoint, MemoryFabric, PullFault
+from dualpath.transfer.nixl_agent import nixl_missing
 from dualpath.transfer.shm import ShmEndpoint
 from dualpath.transfer.tcp import TcpEndpoint
 
@@ -38,5 +39,6 @@ __all__ = [
     "ShmEndpoint",
     "TcpEndpoint",
     "TransferName",
+    "nixl_missing",
     "open_endpoint",
 ]

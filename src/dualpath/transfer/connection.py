@@ -1,8 +1,8 @@
 """The two ends of a connection: a channel that pulls and notifies, and the side that serves it.
 
-Each endpoint opens its own connection to a peer for its pulls and notifies; the accepting side
-serves pulls from its pool and hands messages on. So two engines that pull from each other have two
-connections, one a direction, and no frame of one waits for payload of the other.
+Each endpoint opens its own connections to a peer: one for its messages, and where pulls go over
+sockets, lanes for these. The accepting side serves pulls from its pool and hands messages on. So no
+message waits for payload, and nothing of one direction for the other.
 
 Invariants: each connection has one reading thread, which alone reports its end, once, after every
 pull on it is done or will be; served slots are held while their bytes are sent.
@@ -13,25 +13,22 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from abc import abstractmethod
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from dualpath.base.errors import LeaseLost, PeerLost
+from dualpath.base.errors import PeerLost
 from dualpath.base.ids import EngineId
 from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.contract import Channel, ChannelCapabilities, RemoteSpan, TransferName
-from dualpath.transfer.pulls import (
-    MAX_OUTSTANDING,
-    Counters,
-    DeadlineClock,
-    Pull,
-    PullTable,
+from dualpath.transfer.pulls import Counters, DeadlineClock, Pull, PullTable, check_message
+from dualpath.transfer.spans import (
     byte_views,
-    check_message,
     check_spans,
+    memory_views,
+    span_array,
+    unpack_spans,
     why_not_held,
 )
 from dualpath.transfer.wire import (
@@ -49,7 +46,7 @@ from dualpath.transfer.wire import (
     encode_frame,
 )
 
-__all__ = ["Patience", "PeerContext", "ServedConnection", "SocketChannel", "WireChannel"]
+__all__ = ["DialledConnection", "Patience", "PeerContext", "ServedConnection", "SocketChannel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +75,17 @@ class PeerContext:
     counters: Counters
     clock: DeadlineClock
     patience: Patience
-    ended: Callable[[SocketChannel | ServedConnection, str], None]
+    ended: Callable[[DialledConnection | ServedConnection, str], None]
 
 
-class SocketChannel(Channel):
-    """A channel over a socket: messages, pings and the peer's death; subclasses move the bytes."""
+class DialledConnection(ABC):
+    """Our end of a connection that we opened: one thread reads, answers to nobody, and sees it break."""
 
-    def __init__(
-        self,
-        link: Link,
-        geometry: PoolGeometry,
-        capabilities: ChannelCapabilities,
-        context: PeerContext,
-    ) -> None:
+    def __init__(self, link: Link, context: PeerContext, name: str) -> None:
         self.peer = context.peer
-        self.capabilities = capabilities
         self._link = link
-        self._geometry = geometry
         self._context = context
-        self._pulls = PullTable(context.counters, context.clock)
-        self._thread = threading.Thread(
-            target=self._run, name=f"dualpath-channel-{self.peer}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -113,6 +99,67 @@ class SocketChannel(Channel):
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
+    @abstractmethod
+    def _handle(self, frame: FromOwner) -> None:
+        """On the reading thread. Raises PeerLost."""
+
+    @abstractmethod
+    def _broken(self, reason: str) -> None:
+        """On the reading thread, after the last frame and before the end is reported."""
+
+    def _run(self) -> None:
+        reason = "the connection's reading thread died"
+        try:
+            self._read_frames()
+        except PeerLost as error:
+            reason = str(error)
+        finally:
+            self._link.abort(reason)
+            reason = self._link.reason or reason
+            self._broken(reason)
+            self._context.ended(self, reason)
+            self._link.close()
+
+    def _read_frames(self) -> None:
+        patience = self._context.patience
+        while True:
+            body = self._link.read_frame(patience.ping_interval_s)
+            if body is not None:
+                self._handle(decode_from_owner(body))
+            elif time.monotonic() - self._link.heard_s > patience.peer_timeout_s:
+                raise PeerLost(f"no sign of life for {patience.peer_timeout_s:g} s")
+            else:
+                self._link.send_frame(encode_frame(Ping()), patience.send_s)
+
+
+class SocketChannel(DialledConnection, Channel):
+    """A channel whose messages go over one connection, its own; subclasses move the bytes of pulls."""
+
+    lanes: Sequence[DialledConnection] = ()
+    """Further connections that belong to it, and start with it."""
+
+    def __init__(
+        self,
+        link: Link,
+        geometry: PoolGeometry,
+        capabilities: ChannelCapabilities,
+        context: PeerContext,
+    ) -> None:
+        super().__init__(link, context, f"dualpath-channel-{context.peer}")
+        self.capabilities = capabilities
+        self._geometry = geometry
+        self._pulls = PullTable(context.counters, context.clock)
+
+    def start(self) -> None:
+        for lane in self.lanes:
+            lane.start()
+        super().start()
+
+    def join(self, timeout_s: float) -> None:
+        for lane in self.lanes:
+            lane.join(timeout_s)
+        super().join(timeout_s)
+
     def pull(
         self,
         name: TransferName,
@@ -122,9 +169,9 @@ class SocketChannel(Channel):
         *,
         deadline_s: float,
     ) -> Future[int]:
-        check_spans(self._geometry, spans)
-        views = byte_views(spans, into)
-        pull = self._pulls.open(name, stamp, spans, views, deadline_s)
+        array = span_array(spans)
+        check_spans(self._geometry, array)
+        pull = self._pulls.open(name, stamp, array, byte_views(array, into), deadline_s)
         if not pull.done:
             self._submit(pull)
         return pull.future
@@ -141,115 +188,12 @@ class SocketChannel(Channel):
     def _submit(self, pull: Pull) -> None:
         """Start moving a waiting pull; never waits for its bytes."""
 
-    @abstractmethod
     def _handle(self, frame: FromOwner) -> None:
-        """On the reading thread. Raises PeerLost."""
+        if not isinstance(frame, Pong):
+            raise PeerLost(f"{self.peer} sent {frame}, which was not asked for")
 
-    def _stop_moving(self) -> None:
-        """After every pull was told to stop: give back what moving needed."""
-
-    def _run(self) -> None:
-        reason = "the channel's reading thread died"
-        try:
-            self._read_frames()
-        except PeerLost as error:
-            reason = str(error)
-        finally:
-            self._link.abort(reason)
-            reason = self._link.reason or reason
-            self._pulls.close(PeerLost(f"{self.peer} is lost: {reason}"))
-            self._stop_moving()
-            self._context.ended(self, reason)
-            self._link.close()
-
-    def _read_frames(self) -> None:
-        patience = self._context.patience
-        while True:
-            body = self._link.read_frame(patience.ping_interval_s)
-            if body is not None:
-                self._handle(decode_from_owner(body))
-            elif time.monotonic() - self._link.heard_s > patience.peer_timeout_s:
-                raise PeerLost(f"no sign of life for {patience.peer_timeout_s:g} s")
-            else:
-                self._link.send_frame(encode_frame(Ping()), patience.send_s)
-
-
-class WireChannel(SocketChannel):
-    """Pulls by request and reply on the socket itself.
-
-    At most `PULLS_IN_FLIGHT` are asked for at once; more wait here. A pull that expires after it
-    was asked for keeps its place until the reply came, whose payload is then dropped.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        geometry: PoolGeometry,
-        capabilities: ChannelCapabilities,
-        context: PeerContext,
-    ) -> None:
-        super().__init__(link, geometry, capabilities, context)
-        self._flight_lock = threading.Lock()
-        self._in_flight: dict[int, Pull] = {}
-        self._waiting: deque[Pull] = deque()
-
-    def _submit(self, pull: Pull) -> None:
-        with self._flight_lock:
-            if len(self._in_flight) >= PULLS_IN_FLIGHT:
-                if len(self._waiting) >= 2 * MAX_OUTSTANDING:  # Most of them have expired.
-                    self._waiting = deque(one for one in self._waiting if not one.done)
-                self._waiting.append(pull)
-                return
-            self._in_flight[pull.number] = pull
-        self._request(pull)
-
-    def _request(self, pull: Pull) -> None:
-        # A pull that ended just now has no spans left: it keeps its turn, and a short reply.
-        request = PullRequest(pull.number, pull.name, pull.stamp, list(pull.spans))
-        try:
-            self._link.send_frame(encode_frame(request), self._context.patience.send_s)
-        except PeerLost:
-            pass  # The link is aborted: the reading thread fails this pull with all others.
-
-    def _handle(self, frame: FromOwner) -> None:
-        if isinstance(frame, Pong):
-            return
-        with self._flight_lock:
-            pull = self._in_flight.get(frame.number)
-        if pull is None:
-            raise PeerLost(f"{self.peer} answered pull {frame.number}, which was not asked for")
-        self._receive(pull, frame)
-        with self._flight_lock:
-            del self._in_flight[frame.number]
-            following = None
-            while self._waiting and following is None:
-                waiting = self._waiting.popleft()
-                following = None if waiting.done else waiting
-            if following is not None:
-                self._in_flight[following.number] = following
-        if following is not None:
-            self._request(following)
-
-    def _receive(self, pull: Pull, reply: PullReply) -> None:
-        if not pull.begin():
-            self._link.drain(reply.length)
-        elif reply.status is PullStatus.LEASE_LOST:
-            pull.fail(LeaseLost(f"{pull.name}: {self.peer} says {reply.detail}"))
-        elif reply.length != pull.total_bytes:
-            error = f"{self.peer} sends {reply.length} bytes for a pull of {pull.total_bytes}"
-            pull.fail(PeerLost(error))
-            raise PeerLost(error)
-        else:
-            try:
-                missing = self._link.read_into(pull.into, pull.deadline_s)
-            except PeerLost as error:
-                pull.fail(PeerLost(f"{pull.name}: {self.peer} is lost: {error}"))
-                raise
-            if missing:
-                pull.fail(pull.late())
-                self._link.drain(missing)
-            else:
-                pull.complete()
+    def _broken(self, reason: str) -> None:
+        self._pulls.close(PeerLost(f"{self.peer} is lost: {reason}"))
 
 
 class ServedConnection:
@@ -328,7 +272,7 @@ class ServedConnection:
                 if frame is None:
                     return
                 if isinstance(frame, Ping):
-                    self._link.send_stream(encode_frame(Pong()), [])
+                    self._link.send_stream(encode_frame(Pong()))
                 else:
                     self._serve(frame)
         except PeerLost as error:
@@ -339,27 +283,16 @@ class ServedConnection:
 
     def _serve(self, request: PullRequest) -> None:
         try:
-            total = check_spans(self._pool.geometry, request.spans)
+            spans = unpack_spans(request.spans)
+            total = check_spans(self._pool.geometry, spans)
         except ValueError as error:
             raise PeerLost(f"{request.name} asks for what cannot be: {error}") from None
         with self._pool.hold(request.stamp) as lease:
-            missing = why_not_held(lease, request.stamp, request.spans)
-            if lease is None or missing is not None:
-                reply = PullReply(request.number, PullStatus.LEASE_LOST, 0, missing or "")
-                self._link.send_stream(encode_frame(reply), [])
+            missing = why_not_held(lease, request.stamp, spans)
+            if missing is not None:
+                reply = PullReply(request.number, PullStatus.LEASE_LOST, 0, missing)
+                self._link.send_stream(encode_frame(reply))
                 return
             reply = PullReply(request.number, PullStatus.OK, total)
-            self._link.send_stream(encode_frame(reply), _views(self._pool, request.spans))
+            self._link.send_stream(encode_frame(reply), memory_views(self._pool, spans), total)
         self._context.counters.served(total)
-
-
-def _views(pool: BufferPool, spans: Sequence[RemoteSpan]) -> list[memoryview]:
-    """The spans' bytes in the pool; spans that follow one another in a slot become one view."""
-    merged: list[RemoteSpan] = []
-    for span in spans:
-        last = merged[-1] if merged else None
-        if last is not None and last.slot == span.slot and last.offset + last.length == span.offset:
-            merged[-1] = RemoteSpan(last.slot, last.offset, last.length + span.length)
-        else:
-            merged.append(span)
-    return [pool.view(span.slot)[span.offset : span.offset + span.length] for span in merged]

@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
 from dualpath.base.errors import ConfigError, DeadlineExceeded, PeerLost, TransferError
 from dualpath.base.ids import EngineId
-from dualpath.kv.pool import BufferPool
+from dualpath.base.traffic_class import TrafficClass
+from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.connection import Patience, PeerContext, ServedConnection, SocketChannel
 from dualpath.transfer.contract import Channel, Endpoint, EndpointEvents, PeerStats
 from dualpath.transfer.handshake import (
@@ -33,7 +35,7 @@ from dualpath.transfer.handshake import (
     send_proof,
 )
 from dualpath.transfer.pulls import Counters, DeadlineClock
-from dualpath.transfer.relations import Relations
+from dualpath.transfer.relations import Relation, Relations
 from dualpath.transfer.transport import Transport
 from dualpath.transfer.wire import Link
 
@@ -50,6 +52,14 @@ class _Address(msgspec.Struct, frozen=True):
     """An endpoint's public address: a location for each kind of transport."""
 
     locations: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Greeted:
+    """A peer that proved itself."""
+
+    relation: Relation
+    geometry: PoolGeometry
 
 
 class SocketEndpoint(Endpoint):
@@ -176,37 +186,59 @@ class SocketEndpoint(Endpoint):
         self, transport: Transport, location: str, address: str, peer: EngineId, until_s: float
     ) -> SocketChannel | None:
         """A started channel; None when the relation changed meanwhile: to be done again."""
-        epoch = self._relations.epoch(peer)
-        mine = Life(self._incarnation, epoch)
-        sock = transport.dial(location, until_s - time.monotonic())
+        socks: list[socket.socket] = []
+        greeted, channel = None, None
         try:
-            with self._tracked_dial(sock):
-                dialled = dial_hello(sock, self.engine, peer, mine, self._secret, until_s)
-                relation = self._relations.enter(peer, dialled.life, epoch, until_s)
-                if relation is None:
+            greeted = self._greet_owner(transport, location, peer, socks, until_s)
+            if greeted is not None:
+                context = self._context(peer)
+                channel = transport.channel(socks, greeted.geometry, context, until_s)
+        finally:
+            with self._changed:
+                self._dials.difference_update(socks)
+            if channel is None:
+                for sock in socks:
                     sock.close()
-                    return None
-                send_proof(sock, dialled, until_s)
-                channel = transport.channel(sock, dialled.geometry, self._context(peer), until_s)
-        except BaseException:
-            sock.close()
-            raise
-        self._relations.add_channel(relation, channel, address)
+        if greeted is None or channel is None:
+            return None
+        self._relations.add_channel(greeted.relation, channel, address)
         channel.start()
         return channel
 
-    @contextmanager
-    def _tracked_dial(self, sock: socket.socket) -> Iterator[None]:
-        """While inside, `close` ends what waits on the socket."""
+    def _greet_owner(
+        self,
+        transport: Transport,
+        location: str,
+        peer: EngineId,
+        socks: list[socket.socket],
+        until_s: float,
+    ) -> _Greeted | None:
+        """Dial and prove ourselves on every connection of a channel; adds them to `socks`.
+
+        All must belong to one relation: None when it changed between two of them.
+        """
+        epoch = self._relations.epoch(peer)
+        mine = Life(self._incarnation, epoch)
+        greeted: _Greeted | None = None
+        for traffic in (TrafficClass.CONTROL, *[TrafficClass.KV] * transport.lanes):
+            sock = transport.dial(location, until_s - time.monotonic())
+            socks.append(sock)
+            self._track_dial(sock)
+            transport.mark(sock, traffic)
+            dialled = dial_hello(sock, self.engine, peer, mine, self._secret, until_s, traffic)
+            relation = self._relations.enter(peer, dialled.life, epoch, until_s)
+            if relation is None or (greeted is not None and greeted.relation is not relation):
+                return None
+            send_proof(sock, dialled, until_s)
+            greeted = _Greeted(relation, dialled.geometry)
+        return greeted
+
+    def _track_dial(self, sock: socket.socket) -> None:
+        """From now on `close` ends what waits on the socket."""
         with self._changed:
             if self._closed:
                 raise PeerLost(f"the endpoint of {self.engine} is closed")
             self._dials.add(sock)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._dials.discard(sock)
 
     def _context(self, peer: EngineId) -> PeerContext:
         with self._changed:
@@ -272,6 +304,7 @@ class SocketEndpoint(Endpoint):
         until_s = time.monotonic() + self._patience.handshake_s
         transport.accepted(sock)
         hello = await_hello(sock, self.engine, until_s)
+        transport.mark(sock, hello.traffic)
         peer = EngineId(hello.engine)
         epoch = self._relations.epoch(peer)
         mine = Life(self._incarnation, epoch)

@@ -1,7 +1,7 @@
 """Mutual authentication of two endpoints over a fresh socket, before any frame of theirs counts.
 
     dialling side                                        accepting side
-    Hello(engine, peer, life, nonce)            --->
+    Hello(engine, peer, life, nonce, traffic)   --->
                                                 <---     Challenge(life, geometry, nonce, mac)
     Proof(mac)                                  --->
 
@@ -25,6 +25,7 @@ import msgspec
 
 from dualpath.base.errors import DeadlineExceeded, PeerLost
 from dualpath.base.ids import EngineId, KiB
+from dualpath.base.traffic_class import TrafficClass
 from dualpath.kv.pool import PoolGeometry
 
 __all__ = [
@@ -38,10 +39,12 @@ __all__ = [
     "await_hello",
     "await_proof",
     "dial_hello",
+    "receive_greeting",
+    "send_greeting",
     "send_proof",
 ]
 
-_PROTOCOL = 1
+_PROTOCOL = 2
 _MAX_GREETING_BYTES = 4 * KiB
 _LENGTH = struct.Struct("<I")
 _NONCE_BYTES = 32
@@ -62,13 +65,14 @@ class Life(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """`peer` is whom the dialling side wants to reach."""
+    """`peer` is whom the dialling side wants to reach; `traffic`, what the connection is for."""
 
     protocol: int
     engine: _Name
     peer: _Name
     life: Life
     nonce: _Nonce
+    traffic: TrafficClass
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
@@ -102,15 +106,18 @@ def dial_hello(
     life: Life,
     secret: bytes,
     deadline_s: float,
+    traffic: TrafficClass = TrafficClass.CONTROL,
 ) -> Dialled:
     """Greet the accepting side and check its MAC. Raises PeerLost or DeadlineExceeded.
 
     The other side counts the connection as made only after `send_proof`.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    hello = Hello(protocol=_PROTOCOL, engine=engine, peer=peer, life=life, nonce=nonce)
-    _send(sock, hello, deadline_s)
-    challenge = _receive(sock, _challenge_decoder, deadline_s)
+    hello = Hello(
+        protocol=_PROTOCOL, engine=engine, peer=peer, life=life, nonce=nonce, traffic=traffic
+    )
+    send_greeting(sock, hello, deadline_s)
+    challenge = receive_greeting(sock, _challenge_decoder, deadline_s)
     if isinstance(challenge, Refusal):
         raise PeerLost(f"{peer} refused the connection: {challenge.reason}")
     expected = _mac(secret, "accepting", hello, challenge.life, challenge.geometry, challenge.nonce)
@@ -122,19 +129,19 @@ def dial_hello(
 
 def send_proof(sock: socket.socket, dialled: Dialled, deadline_s: float) -> None:
     """Show our MAC. Raises PeerLost or DeadlineExceeded."""
-    _send(sock, Proof(mac=dialled.mac), deadline_s)
+    send_greeting(sock, Proof(mac=dialled.mac), deadline_s)
 
 
 def await_hello(sock: socket.socket, engine: EngineId, deadline_s: float) -> Hello:
     """The dialling side's greeting, refused when it means another engine. Raises PeerLost."""
-    hello = _receive(sock, _hello_decoder, deadline_s)
+    hello = receive_greeting(sock, _hello_decoder, deadline_s)
     reason = None
     if hello.protocol != _PROTOCOL:
         reason = f"protocol {hello.protocol} is not {_PROTOCOL}: run one version on all engines"
     elif hello.peer != engine:
         reason = f"this is {engine}, not {hello.peer}"
     if reason is not None:
-        _send(sock, Refusal(reason=reason), deadline_s)
+        send_greeting(sock, Refusal(reason=reason), deadline_s)
         raise PeerLost(f"refused {hello.engine}: {reason}")
     return hello
 
@@ -150,13 +157,13 @@ def answer_hello(
     """Prove knowledge of the secret; returns the MAC that the other side has to show."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     mac = _mac(secret, "accepting", hello, life, geometry, nonce)
-    _send(sock, Challenge(life=life, geometry=geometry, nonce=nonce, mac=mac), deadline_s)
+    send_greeting(sock, Challenge(life=life, geometry=geometry, nonce=nonce, mac=mac), deadline_s)
     return _mac(secret, "dialling", hello, life, geometry, nonce)
 
 
 def await_proof(sock: socket.socket, expected: bytes, deadline_s: float) -> None:
     """Check the dialling side's MAC. Raises PeerLost."""
-    proof = _receive(sock, _proof_decoder, deadline_s)
+    proof = receive_greeting(sock, _proof_decoder, deadline_s)
     if not hmac.compare_digest(proof.mac, expected):
         raise PeerLost("it could not prove that it knows the shared secret")
 
@@ -176,7 +183,8 @@ def _mac(
     return hmac.digest(secret, said, "sha256")
 
 
-def _send(sock: socket.socket, greeting: msgspec.Struct, deadline_s: float) -> None:
+def send_greeting(sock: socket.socket, greeting: msgspec.Struct, deadline_s: float) -> None:
+    """Send one message before any frame. Raises PeerLost or DeadlineExceeded."""
     body = msgspec.msgpack.encode(greeting)
     _arm(sock, deadline_s)
     try:
@@ -187,11 +195,16 @@ def _send(sock: socket.socket, greeting: msgspec.Struct, deadline_s: float) -> N
         raise PeerLost(f"the connection broke while greeting: {error}") from None
 
 
-def _receive(
-    sock: socket.socket, decoder: msgspec.msgpack.Decoder[_Greeting], deadline_s: float
+def receive_greeting(
+    sock: socket.socket,
+    decoder: msgspec.msgpack.Decoder[_Greeting],
+    deadline_s: float,
+    *,
+    max_bytes: int = _MAX_GREETING_BYTES,
 ) -> _Greeting:
+    """What `send_greeting` sends, and no byte more. Raises PeerLost or DeadlineExceeded."""
     (size,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size, deadline_s))
-    if size > _MAX_GREETING_BYTES:
+    if size > max_bytes:
         raise PeerLost(f"a greeting of {size} bytes: not a dualpath endpoint")
     body = _receive_exactly(sock, size, deadline_s)
     try:

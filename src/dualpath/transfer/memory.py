@@ -30,11 +30,9 @@ from dualpath.transfer.pulls import (
     DeadlineClock,
     Pull,
     PullTable,
-    byte_views,
     check_message,
-    check_spans,
-    why_not_held,
 )
+from dualpath.transfer.spans import byte_views, check_spans, span_array, why_not_held
 
 __all__ = ["FaultHook", "MemoryEndpoint", "MemoryFabric", "PullFault"]
 
@@ -236,8 +234,9 @@ class _MemoryChannel(Channel):
         *,
         deadline_s: float,
     ) -> Future[int]:
-        check_spans(self._owner.pool.geometry, spans)
-        pull = self._pulls.open(name, stamp, spans, byte_views(spans, into), deadline_s)
+        array = span_array(spans)
+        check_spans(self._owner.pool.geometry, array)
+        pull = self._pulls.open(name, stamp, array, byte_views(array, into), deadline_s)
         if not pull.done and not self._endpoint.post(lambda: self._move(pull)):
             pull.interrupt(TransferError(f"{name}: {_MAX_QUEUED} operations wait already"))
         return pull.future
@@ -268,12 +267,11 @@ class _MemoryChannel(Channel):
             if missing is not None:
                 pull.fail(LeaseLost(f"{pull.name}: {self.peer} says {missing}"))
                 return
-            for span, target in zip(pull.spans, pull.into, strict=True):
+            for (slot, offset, length), target in zip(pull.spans.tolist(), pull.into, strict=True):
                 stop = pull.must_stop()
                 if stop is not None:
                     pull.fail(stop)
                     return
-                slot = self._owner.pool.view(span.slot)
-                target[:] = slot[span.offset : span.offset + span.length]
+                target[:] = self._owner.pool.view(slot)[offset : offset + length]
         self._owner.counters(self._endpoint.engine).served(pull.total_bytes)
         pull.complete()

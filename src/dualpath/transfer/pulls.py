@@ -1,8 +1,9 @@
-"""Pulls from call to completion: checks, states, deadlines, counters. Moves no bytes.
+"""Pulls from call to completion: states, deadlines, counters. Moves no bytes.
 
-A pull is WAITING (nothing touches its destination), MOVING (its mover does) or DONE. A waiting pull
-is ended by anyone: the deadline clock, a lost peer. A moving pull is ended only by its mover, which
-looks at `must_stop` between steps; so a future is done only when nothing can touch `into` any more.
+A pull waits (nothing touches its destination), moves (one or more movers do, each a part of it), or
+is done. A waiting pull is ended by anyone: the deadline clock, a lost peer. A moving one is told to
+stop, and ends with the last of its movers, which look at `must_stop` between steps; so a future is
+done only when nothing can touch `into` any more.
 """
 
 from __future__ import annotations
@@ -14,81 +15,33 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from dualpath.base.errors import DeadlineExceeded, TransferError
 from dualpath.base.ids import MiB
-from dualpath.kv.pool import Lease, PoolGeometry
-from dualpath.transfer.contract import PeerStats, RemoteSpan, TransferName
+from dualpath.transfer.contract import PeerStats, TransferName
+from dualpath.transfer.spans import SpanArray
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_OUTSTANDING",
-    "MAX_SPANS",
     "Counters",
     "DeadlineClock",
     "Pull",
     "PullTable",
-    "byte_views",
     "check_message",
-    "check_spans",
-    "why_not_held",
 ]
 
 MAX_MESSAGE_BYTES = 1 * MiB
-MAX_SPANS = 65_536
 
 MAX_OUTSTANDING = 4096
 """Pulls of one channel that have not ended; more fail at once."""
 _PRUNE_AT = 256
 
 
-def check_spans(geometry: PoolGeometry, spans: Sequence[RemoteSpan]) -> int:
-    """The bytes the spans name. Raises ValueError for one outside its slot, or for too many."""
-    if len(spans) > MAX_SPANS:
-        raise ValueError(f"{len(spans)} spans in one pull: at most {MAX_SPANS}")
-    total = 0
-    for slot, offset, length in ((span.slot, span.offset, span.length) for span in spans):
-        if not 0 <= slot < geometry.n_slots:
-            raise ValueError(f"slot {slot} is not in [0, {geometry.n_slots})")
-        if offset < 0 or length < 0 or offset + length > geometry.slot_bytes:
-            raise ValueError(
-                f"bytes [{offset}, {offset + length}) are not in a slot of {geometry.slot_bytes}"
-            )
-        total += length
-    return total
-
-
-def byte_views(spans: Sequence[RemoteSpan], into: Sequence[memoryview]) -> list[memoryview]:
-    """The destinations as flat bytes. Raises ValueError unless they are writable and fit the spans."""
-    if len(spans) != len(into):
-        raise ValueError(f"{len(spans)} spans but {len(into)} destinations")
-    views: list[memoryview] = []
-    for span, view in zip(spans, into, strict=True):
-        if view.nbytes != span.length:
-            raise ValueError(f"a span of {span.length} bytes but a destination of {view.nbytes}")
-        if view.readonly or not view.c_contiguous:
-            raise ValueError("a destination must be writable and contiguous")
-        if view.nbytes and (view.ndim != 1 or view.format != "B"):
-            view = view.cast("B")
-        views.append(view)
-    return views
-
-
 def check_message(message: bytes) -> None:
     """Raises ValueError for one that is too long to send."""
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(message)} bytes exceeds {MAX_MESSAGE_BYTES}")
-
-
-def why_not_held(lease: Lease | None, stamp: int, spans: Sequence[RemoteSpan]) -> str | None:
-    """Why these slots cannot be read under the stamp whose live lease is given; None if they can."""
-    if lease is None:
-        return f"stamp {stamp} is of no live lease"
-    foreign = {span.slot for span in spans}.difference(lease.slots)
-    if foreign:
-        return f"slot {min(foreign)} is not in the lease of {lease.owner}"
-    return None
 
 
 class Counters:
@@ -130,12 +83,6 @@ class Counters:
             )
 
 
-class _State(Enum):
-    WAITING = "waiting"
-    MOVING = "moving"
-    DONE = "done"
-
-
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """What a pull reports to when it ends."""
@@ -146,12 +93,17 @@ class _Origin:
 
 
 class Pull:
-    """One pull. `begin` is called by its mover, which then calls `complete` or `fail`."""
+    """One pull, moved in one or more parts.
+
+    A mover calls `begin` before it touches its part of `into`, and then `complete` or `fail`.
+    """
 
     __slots__ = (
+        "_done",
         "_lock",
+        "_moving",
         "_origin",
-        "_state",
+        "_parts_left",
         "_stop",
         "deadline_s",
         "future",
@@ -169,20 +121,23 @@ class Pull:
         number: int,
         name: TransferName,
         stamp: int,
-        spans: Sequence[RemoteSpan],
+        spans: SpanArray,
         into: Sequence[memoryview],
         deadline_s: float,
     ) -> None:
         self._origin = origin
         self._lock = threading.Lock()
-        self._state = _State.WAITING
+        self._done = False
+        self._moving = 0
+        self._parts_left = 1
         self._stop: TransferError | None = None
         self.number = number
         self.name = name
         self.stamp = stamp
         self.spans = spans
         self.into = into
-        self.total_bytes = sum(span.length for span in spans)
+        """Empty once it is done: no one holds on to the caller's memory."""
+        self.total_bytes = int(spans[:, 2].sum())
         self.deadline_s = deadline_s
         """On the monotonic clock."""
         self.future: Future[int] = Future()
@@ -190,18 +145,22 @@ class Pull:
 
     @property
     def done(self) -> bool:
-        return self._state is _State.DONE
+        return self._done
+
+    def split(self, n_parts: int) -> None:
+        """Before any part begins: it is complete when so many parts are."""
+        self._parts_left = n_parts
 
     def begin(self) -> bool:
-        """Claim it for moving; False when it has ended already."""
+        """Claim a part for moving; False when the pull has ended, or is about to."""
         with self._lock:
-            if self._state is not _State.WAITING:
+            if self._done or self._stop is not None:
                 return False
-            self._state = _State.MOVING
+            self._moving += 1
             return True
 
     def must_stop(self) -> TransferError | None:
-        """For the mover: why to stop now, or None."""
+        """For a mover: why to stop now, or None."""
         if self._stop is None and time.monotonic() >= self.deadline_s:
             self._stop = self.late()
         return self._stop
@@ -210,37 +169,46 @@ class Pull:
         return DeadlineExceeded(f"{self.name} did not arrive before its deadline")
 
     def complete(self) -> None:
-        """By the mover: all bytes are in `into`."""
-        self._end(self.total_bytes, None)
+        """By a mover: all bytes of its part are in `into`."""
+        with self._lock:
+            self._moving -= 1
+            self._parts_left -= 1
+            last = not self._moving and (self._stop is not None or not self._parts_left)
+        if last:
+            # What arrived is good, even if it was asked to stop meanwhile.
+            self._end(self._stop if self._parts_left else None)
 
     def fail(self, error: TransferError) -> None:
-        """By the mover, or before anything moves."""
-        self._end(0, error)
+        """By a mover: its part did not arrive. The first error counts."""
+        with self._lock:
+            self._moving -= 1
+            self._stop = self._stop or error
+            last = not self._moving
+        if last:
+            self._end(self._stop)
 
     def interrupt(self, error: TransferError) -> None:
-        """By anyone: ends a waiting pull, and asks the mover of a moving one to stop."""
+        """By anyone: no part begins any more, and the pull ends when none is moving."""
         with self._lock:
-            moving = self._state is _State.MOVING
-            if moving and self._stop is None:
-                self._stop = error
+            self._stop = self._stop or error
+            moving = self._moving
         if not moving:
-            self._end(0, error, only_from=_State.WAITING)
+            self._end(self._stop)
 
     def expire(self) -> None:
-        """By the clock: ends a waiting pull; a mover watches the deadline itself."""
-        self._end(0, self.late(), only_from=_State.WAITING)
+        """By the clock: its time is up."""
+        self.interrupt(self.late())
 
-    def _end(
-        self, moved_bytes: int, error: TransferError | None, only_from: _State | None = None
-    ) -> None:
+    def _end(self, error: TransferError | None) -> None:
         with self._lock:
-            if self._state is _State.DONE or (only_from is not None and self._state != only_from):
+            if self._done:
                 return
-            self._state = _State.DONE
-        self.spans = ()
+            self._done = True
+        self.spans = self.spans[:0]
         self.into = ()
         origin = self._origin
         origin.table.forget(self)
+        moved_bytes = self.total_bytes if error is None else 0
         seconds = time.monotonic() - origin.started_s
         origin.counters.pull_ended(moved_bytes, seconds, failed=error is not None)
         if error is None:
@@ -313,7 +281,7 @@ class PullTable:
         self,
         name: TransferName,
         stamp: int,
-        spans: Sequence[RemoteSpan],
+        spans: SpanArray,
         into: Sequence[memoryview],
         deadline_s: float,
     ) -> Pull:
@@ -331,8 +299,8 @@ class PullTable:
             if refusal is None:
                 self._outstanding[pull.number] = pull
         if refusal is not None:
-            pull.fail(refusal)
-        elif not spans:
+            pull.interrupt(refusal)
+        elif not len(spans) and pull.begin():
             pull.complete()
         else:
             self._clock.watch(pull)

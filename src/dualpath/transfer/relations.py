@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dualpath.base.errors import DeadlineExceeded, PeerLost
 from dualpath.base.ids import EngineId
-from dualpath.transfer.connection import ServedConnection, SocketChannel
+from dualpath.transfer.connection import DialledConnection, ServedConnection, SocketChannel
 from dualpath.transfer.contract import EndpointEvents
 from dualpath.transfer.handshake import Life
 
@@ -31,7 +31,7 @@ class Relation:
         self.life = life
         self.epoch = epoch
         """Of our own life in it, as announced to the peer."""
-        self.connections: set[SocketChannel | ServedConnection] = set()
+        self.connections: set[DialledConnection | ServedConnection] = set()
         self.channel: SocketChannel | None = None
         self.address = ""
         self.over = False
@@ -102,7 +102,7 @@ class Relations:
             relation = self._relations[peer] = Relation(peer, life, epoch)
             return relation
 
-    def add(self, relation: Relation, connection: SocketChannel | ServedConnection) -> None:
+    def add(self, relation: Relation, connection: DialledConnection | ServedConnection) -> None:
         """Count the connection; one that came too late ends as soon as it starts."""
         with self._changed:
             relation.connections.add(connection)
@@ -110,8 +110,10 @@ class Relations:
                 connection.abort("the peer is lost")
 
     def add_channel(self, relation: Relation, channel: SocketChannel, address: str) -> None:
+        """Count the channel and its lanes."""
         with self._changed:
-            self.add(relation, channel)
+            for connection in (channel, *channel.lanes):
+                self.add(relation, connection)
             relation.channel = channel
             relation.address = address
 
@@ -121,7 +123,7 @@ class Relations:
             if not relation.over:
                 self._events.notified(relation.peer, message)
 
-    def ended(self, connection: SocketChannel | ServedConnection, reason: str) -> None:
+    def ended(self, connection: DialledConnection | ServedConnection, reason: str) -> None:
         """A reading thread reports its connection's end; the first one ends the relation."""
         with self._changed:
             relation = self._relations.get(connection.peer)

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,14 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath.base.errors import DeadlineExceeded, LeaseLost, PeerLost, TransferError
-from dualpath.base.ids import EngineId, KiB, MiB
+from dualpath.base.ids import EngineId, MiB
+from dualpath.base.traffic_class import TrafficClass
 from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.connection import Patience, PeerContext, SocketChannel
 from dualpath.transfer.contract import ChannelCapabilities, EndpointEvents
 from dualpath.transfer.endpoint import SocketEndpoint
 from dualpath.transfer.pulls import Pull
+from dualpath.transfer.spans import copy_bytes
 from dualpath.transfer.transport import Transport
-from dualpath.transfer.wire import FromOwner, Link, Pong
+from dualpath.transfer.wire import Link
 
 __all__ = [
     "MappedChannel",
@@ -46,8 +48,6 @@ _BACKLOG = 128
 _PEER_CREDENTIALS = struct.Struct("3i")
 # Between two looks at the deadline: well under a millisecond of copying.
 _STEP_BYTES = 4 * MiB
-# numpy copies without the interpreter lock, at 1-2 us a call; smaller spans are faster with it.
-_SMALL_BYTES = 32 * KiB
 
 
 def host_identity() -> str:
@@ -105,7 +105,7 @@ class MappedPool:
 
     def copy(self, pull: Pull) -> TransferError | None:
         """Copy a pull's spans; returns why it failed, or None. Only inside `use`."""
-        slots = np.fromiter((span.slot for span in pull.spans), dtype=np.int64)
+        slots = pull.spans[:, 0]
         stamps = np.frombuffer(self._map, dtype=np.uint64, count=self.geometry.n_slots)
         lost = _stamp_lost(stamps, slots, pull)
         if lost is None:
@@ -117,12 +117,14 @@ class MappedPool:
 
     def _copy_spans(self, pull: Pull) -> TransferError | None:
         source = memoryview(self._map)
+        starts = self.geometry.table_bytes + pull.spans[:, 0] * self.geometry.slot_bytes
+        starts += pull.spans[:, 1]
         since_look = 0
-        for span, target in zip(pull.spans, pull.into, strict=True):
-            start = self.geometry.slot_offset(span.slot) + span.offset
-            for done in range(0, span.length, _STEP_BYTES):
-                size = min(_STEP_BYTES, span.length - done)
-                _copy(target[done : done + size], source[start + done : start + done + size])
+        for start, target in zip(starts.tolist(), pull.into, strict=True):
+            length = target.nbytes
+            for done in range(0, length, _STEP_BYTES):
+                size = min(_STEP_BYTES, length - done)
+                copy_bytes(target[done : done + size], source[start + done : start + done + size])
                 since_look += size
                 if since_look >= _STEP_BYTES:
                     since_look = 0
@@ -151,7 +153,7 @@ class MappedChannel(SocketChannel):
         try:
             self._copiers.submit(self._move, pull)
         except RuntimeError:
-            pull.fail(PeerLost(f"{pull.name}: the endpoint is closed"))
+            pull.interrupt(PeerLost(f"{pull.name}: the endpoint is closed"))
 
     def _move(self, pull: Pull) -> None:
         if not pull.begin():
@@ -171,11 +173,8 @@ class MappedChannel(SocketChannel):
         else:
             pull.fail(error)
 
-    def _handle(self, frame: FromOwner) -> None:
-        if not isinstance(frame, Pong):
-            raise PeerLost(f"{self.peer} sent {frame}, which was not asked for")
-
-    def _stop_moving(self) -> None:
+    def _broken(self, reason: str) -> None:
+        super()._broken(reason)
         self._region.close()
 
 
@@ -225,6 +224,9 @@ class ShmTransport(Transport):
             raise
         return sock
 
+    def mark(self, sock: socket.socket, traffic: TrafficClass) -> None:
+        pass  # Nothing of it crosses a network.
+
     def accepted(self, sock: socket.socket) -> None:
         """Abstract names have no permissions: only processes of our user may connect."""
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
@@ -248,11 +250,12 @@ class ShmTransport(Transport):
 
     def channel(
         self,
-        sock: socket.socket,
+        socks: Sequence[socket.socket],
         geometry: PoolGeometry,
         context: PeerContext,
         deadline_s: float,
     ) -> SocketChannel:
+        (sock,) = socks
         fd = _receive_fd(sock, deadline_s)
         try:
             region = MappedPool(fd, geometry)
@@ -310,10 +313,3 @@ def _stamp_lost(
         return None
     slot = int(slots[int(np.argmin(held))])
     return LeaseLost(f"{pull.name}: slot {slot} is not leased under stamp {pull.stamp}")
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    if target.nbytes < _SMALL_BYTES:
-        target[:] = source
-    else:
-        np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))

@@ -1,32 +1,42 @@
 """TCP between hosts, and as the fallback on one host.
 
-A pull is a request; its bytes come back on the same connection, from the owner's slots to the
-destination without a copy of ours in between. The kernel sizes the socket buffers: fixed sizes are
+A pull is cut over several connections; its bytes come back on the same ones, from the owner's slots
+to the destination without a copy of ours in between. The kernel sizes the socket buffers: fixed sizes are
 capped by `net.core.*mem_max` and measured slower on loopback.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
+from collections.abc import Sequence
 
 from dualpath.base.errors import ConfigError, DeadlineExceeded, PeerLost
 from dualpath.base.ids import EngineId
+from dualpath.base.socket_marks import mark_socket
+from dualpath.base.traffic_class import DEFAULT_PLAN, TrafficClass
 from dualpath.kv.pool import BufferPool, PoolGeometry
-from dualpath.transfer.connection import Patience, PeerContext, SocketChannel, WireChannel
+from dualpath.transfer.connection import Patience, PeerContext, SocketChannel
 from dualpath.transfer.contract import ChannelCapabilities, EndpointEvents
 from dualpath.transfer.endpoint import MIN_SECRET_BYTES, SocketEndpoint
+from dualpath.transfer.lanes import LanedChannel, PullLane
 from dualpath.transfer.transport import Transport
 from dualpath.transfer.wire import Link
 
-__all__ = ["TcpEndpoint", "TcpTransport"]
+__all__ = ["DEFAULT_CONNECTIONS", "MAX_CONNECTIONS", "TcpEndpoint", "TcpTransport"]
 
+DEFAULT_CONNECTIONS = 2
+MAX_CONNECTIONS = 16
 _BACKLOG = 128
+
+log = logging.getLogger(__name__)
 
 
 class TcpTransport(Transport):
     """Listens on `host`:`port` (0: any free one); peers dial `advertise`:port, or `host`:port.
 
+    `connections` to each peer carry what we pull, beside one for messages.
     Raises ConfigError when `host` can be reached from other machines and there is no secret, or
     when it is a wildcard and `advertise` does not say where this machine is.
     """
@@ -41,7 +51,13 @@ class TcpTransport(Transport):
         host: str = "127.0.0.1",
         port: int = 0,
         advertise: str | None = None,
+        connections: int = DEFAULT_CONNECTIONS,
     ) -> None:
+        if not 1 <= connections <= MAX_CONNECTIONS:
+            raise ConfigError(
+                f"{connections} connections to a peer: give 1 to {MAX_CONNECTIONS} for KV"
+            )
+        self.lanes = connections
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
@@ -87,6 +103,13 @@ class TcpTransport(Transport):
         self._tune(sock)
         return sock
 
+    def mark(self, sock: socket.socket, traffic: TrafficClass) -> None:
+        """DSCP in the packets; and the priority, by which this host's own queues tell them apart."""
+        try:
+            mark_socket(sock, DEFAULT_PLAN.marks(traffic))
+        except OSError as error:
+            log.warning("the system does not mark %s traffic: %s", traffic, error)
+
     def accepted(self, sock: socket.socket) -> None:
         self._tune(sock)
 
@@ -95,15 +118,15 @@ class TcpTransport(Transport):
 
     def channel(
         self,
-        sock: socket.socket,
+        socks: Sequence[socket.socket],
         geometry: PoolGeometry,
         context: PeerContext,
         deadline_s: float,
     ) -> SocketChannel:
-        link = Link(sock, stall_s=context.patience.peer_timeout_s)
-        return WireChannel(
-            link, geometry, ChannelCapabilities(kind=self.kind, same_host=False), context
-        )
+        links = [Link(sock, stall_s=context.patience.peer_timeout_s) for sock in socks]
+        lanes = [PullLane(link, context, number) for number, link in enumerate(links[1:])]
+        capabilities = ChannelCapabilities(kind=self.kind, same_host=False)
+        return LanedChannel(links[0], lanes, geometry, capabilities, context)
 
     def close(self) -> None:
         pass  # Channels share nothing.
@@ -128,8 +151,16 @@ class TcpEndpoint(SocketEndpoint):
         host: str = "127.0.0.1",
         port: int = 0,
         advertise: str | None = None,
+        connections: int = DEFAULT_CONNECTIONS,
         patience: Patience | None = None,
     ) -> None:
         patience = patience or Patience()
-        transport = TcpTransport(secret, patience, host=host, port=port, advertise=advertise)
+        transport = TcpTransport(
+            secret,
+            patience,
+            host=host,
+            port=port,
+            advertise=advertise,
+            connections=connections,
+        )
         super().__init__(engine, pool, secret, events, [transport], patience=patience)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from dualpath.base.traffic_class import TrafficClass
 from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.connection import PeerContext, SocketChannel
 
@@ -18,6 +20,9 @@ class Transport(ABC):
     """One way to reach peers: how to listen, dial, and make a channel of a greeted socket."""
 
     kind: str
+
+    lanes: int = 0
+    """Connections to a peer beside the one for messages, for the bytes of pulls."""
 
     @abstractmethod
     def listen(self) -> socket.socket:
@@ -32,6 +37,10 @@ class Transport(ABC):
         """A connected socket, owned by the caller. Raises PeerLost, DeadlineExceeded."""
 
     @abstractmethod
+    def mark(self, sock: socket.socket, traffic: TrafficClass) -> None:
+        """Have the network treat what we send on it as of this class, as far as it can."""
+
+    @abstractmethod
     def accepted(self, sock: socket.socket) -> None:
         """Prepare a socket that was just accepted. Raises PeerLost for one that may not connect."""
 
@@ -42,12 +51,15 @@ class Transport(ABC):
     @abstractmethod
     def channel(
         self,
-        sock: socket.socket,
+        socks: Sequence[socket.socket],
         geometry: PoolGeometry,
         context: PeerContext,
         deadline_s: float,
     ) -> SocketChannel:
-        """On the dialling side, after the proof: take what `introduce` sends; owns `sock` if it returns."""
+        """On the dialling side, after the proofs: of the messages' connection, then those of the lanes.
+
+        Takes what `introduce` sends; owns `socks` if it returns.
+        """
 
     @abstractmethod
     def close(self) -> None:

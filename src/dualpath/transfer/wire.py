@@ -16,14 +16,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
 from dualpath.base.errors import PeerLost
 from dualpath.base.ids import KiB, MiB
-from dualpath.transfer.contract import RemoteSpan, TransferName
+from dualpath.transfer.contract import TransferName
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -44,15 +46,16 @@ __all__ = [
 ]
 
 MAX_FRAME_BYTES = 4 * MiB
-"""Holds the longest message, and a pull of the most spans, at 28 bytes each."""
+"""Holds the longest message, and a pull of the most spans, at 24 bytes each."""
 
 PULLS_IN_FLIGHT = 64
 """Pulls a connection may have asked for and not been answered; an owner drops who exceeds it."""
 
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 64 * KiB
-# Views handed to one system call: enough for megabytes of small spans, well below IOV_MAX.
-_BATCH_VIEWS = 128
+# What one system call is given: more than a socket takes at once, and no more views than IOV_MAX.
+_BATCH_BYTES = 4 * MiB
+_BATCH_VIEWS = 1024
 _SCRATCH_BYTES = 256 * KiB
 
 
@@ -64,7 +67,8 @@ class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     number: int
     name: TransferName
     stamp: int
-    spans: list[RemoteSpan]
+    spans: bytes
+    """By `pack_spans`."""
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="i"):
@@ -125,34 +129,55 @@ def decode_from_owner(body: bytes) -> FromOwner:
 
 
 class ByteCursor:
-    """Position in a list of views that are sent or filled in order, by part."""
+    """Position in views that are sent or filled in order, by part; `n_bytes` in all of them.
 
-    __slots__ = ("_index", "_views", "left")
+    The views are taken as they are needed: the first bytes move before the last view is made.
+    """
 
-    def __init__(self, views: Sequence[memoryview | bytearray]) -> None:
-        self._views = [memoryview(view) for view in views if len(view)]
-        self._index = 0
-        self.left = sum(view.nbytes for view in self._views)
+    __slots__ = ("_source", "_window", "left")
 
-    def batch(self) -> list[memoryview]:
-        """The next views, for one scatter or gather call."""
-        return self._views[self._index : self._index + _BATCH_VIEWS]
+    def __init__(self, views: Iterable[memoryview], n_bytes: int) -> None:
+        self._source: Iterator[memoryview] = iter(views)
+        self._window: deque[memoryview] = deque()
+        self.left = n_bytes
+
+    def batch(self, at_least: int = _BATCH_BYTES) -> list[memoryview]:
+        """The next views, for one scatter or gather call: `at_least` so many bytes of what is left."""
+        batch: list[memoryview] = []
+        size = 0
+        for view in self._window:
+            batch.append(view)
+            size += view.nbytes
+            if size >= at_least:
+                return batch
+        while len(batch) < _BATCH_VIEWS:
+            taken = next(self._source, None)
+            if taken is None:
+                break
+            if taken.nbytes:
+                self._window.append(taken)
+                batch.append(taken)
+                size += taken.nbytes
+                if size >= at_least:
+                    break
+        return batch
 
     def advance(self, n_bytes: int) -> None:
+        """So many bytes of the last batch were moved."""
         self.left -= n_bytes
+        window = self._window
         while n_bytes:
-            view = self._views[self._index]
+            view = window.popleft()
             if n_bytes < view.nbytes:
-                self._views[self._index] = view[n_bytes:]
+                window.appendleft(view[n_bytes:])
                 return
             n_bytes -= view.nbytes
-            self._index += 1
 
     def fill(self, source: memoryview) -> int:
         """Copy from `source` as much as fits; returns the bytes taken."""
         taken = 0
         while taken < source.nbytes and self.left:
-            target = self._views[self._index]
+            target = self.batch(1)[0]
             size = min(target.nbytes, source.nbytes - taken)
             target[:size] = source[taken : taken + size]
             self.advance(size)
@@ -231,7 +256,7 @@ class Link:
 
         Returns the bytes that had not come by then (0: all came). Raises PeerLost.
         """
-        cursor = ByteCursor(views)
+        cursor = ByteCursor(views, sum(view.nbytes for view in views))
         if self._stop > self._start:
             self._consume(cursor.fill(self._buffer[self._start : self._stop]))
         while cursor.left:
@@ -268,17 +293,23 @@ class Link:
         if not self._send_lock.acquire(timeout=limit_s):
             raise self._clogged(limit_s)
         try:
-            cursor = ByteCursor([encoded])
+            cursor = ByteCursor([memoryview(encoded)], len(encoded))
             while cursor.left:
                 if not self._send_some(cursor, until_s - time.monotonic()):
                     raise self._clogged(limit_s)
         finally:
             self._send_lock.release()
 
-    def send_stream(self, encoded: bytearray, payload: Sequence[memoryview]) -> None:
-        """Send a frame and its payload, however long it takes while it goes on. Raises PeerLost."""
+    def send_stream(
+        self, encoded: bytearray, payload: Iterable[memoryview] = (), n_bytes: int = 0
+    ) -> None:
+        """Send a frame and its payload of `n_bytes`, however long it takes while it goes on.
+
+        Raises PeerLost.
+        """
         with self._send_lock:
-            cursor = ByteCursor([encoded, *payload])
+            views = chain([memoryview(encoded)], payload)
+            cursor = ByteCursor(views, len(encoded) + n_bytes)
             while cursor.left:
                 if not self._send_some(cursor, self._stall_s):
                     raise self._clogged(self._stall_s)

@@ -19,15 +19,21 @@ _WIDEST = 2.0**12
 
 class RateSearch:
     """`start`: agents per second to begin with. `precision`: the search ends when the lowest rate that was
-    not sustained exceeds the highest that was by no more than this share."""
+    not sustained exceeds the highest that was by no more than this share. `ceiling`: a rate that cannot be
+    sustained for a reason known before, such as the rate of a NIC; above `start`."""
 
-    def __init__(self, start: float, precision: float = 0.05) -> None:
+    def __init__(
+        self, start: float, precision: float = 0.05, *, ceiling: float | None = None
+    ) -> None:
         if not (start > 0 and precision > 0):
             raise ValueError(f"start and precision are above 0, got {start} and {precision}")
+        if ceiling is not None and not ceiling > start:
+            raise ValueError(f"the ceiling is above the start {start}, got {ceiling}")
         self._start = start
         self._precision = precision
         self._sustained: float | None = None
-        self._exceeded: float | None = None
+        self._exceeded = ceiling
+        self._ceiling = ceiling
 
     @property
     def best(self) -> float | None:
@@ -37,12 +43,12 @@ class RateSearch:
     @property
     def bounded(self) -> bool:
         """Whether a rate was found that is not sustained; otherwise the server may do more than `best`."""
-        return self._exceeded is not None
+        return self._exceeded is not None and self._exceeded != self._ceiling
 
     def next_rate(self) -> float | None:
         """None: the search has ended."""
         low, high = self._sustained, self._exceeded
-        if low is None and high is None:
+        if low is None and high == self._ceiling:
             return self._start
         if high is None:
             assert low is not None

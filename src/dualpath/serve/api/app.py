@@ -32,6 +32,8 @@ from dualpath.serve.tokenizer import TextTokenizer
 
 __all__ = ["build_app"]
 
+_ORACLE_MARKS = ((b"x-dualpath-oracle", b"answers are not meaningful"),)
+
 Handler = Callable[[Request, ApiContext], Awaitable[Response]]
 
 _ROUTES: tuple[tuple[str, str, Handler, type | None], ...] = (
@@ -76,7 +78,12 @@ def build_app(
         )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestError, _request_error)
-    app.add_middleware(RequestFrame, metrics=metrics, api_key=settings.api_key)
+    app.add_middleware(
+        RequestFrame,
+        metrics=metrics,
+        api_key=settings.api_key,
+        marks=_ORACLE_MARKS if settings.oracle else (),
+    )
     return app
 
 

@@ -62,6 +62,13 @@ class Call:
     choices: int
     """Sequences of one prompt; sequence i answers prompt i // choices."""
     places: ExitStack
+    oracle: bool = False
+    """The answer means nothing, and says so."""
+
+    @property
+    def fingerprint(self) -> str | UnsetType:
+        """OpenAI's `system_fingerprint`, of which the only use here is to tell real answers from others."""
+        return "oracle-answers-are-not-meaningful" if self.oracle else UNSET
 
     def usage(self) -> Usage:
         firsts = self._firsts()
@@ -80,7 +87,7 @@ class Call:
         timings: dict[str, float] | UnsetType = UNSET
         if only is not None and only.timings is not None:
             timings = msgspec.to_builtins(only.timings)
-        return KVTransferParams(by_path, timings)
+        return KVTransferParams(by_path, timings, self.oracle or UNSET)
 
     def _firsts(self) -> list[Sequence]:
         """One sequence a prompt: the others of the prompt find the same KV."""
@@ -150,7 +157,16 @@ def open_call(
     check_ready(context)
     places = ExitStack()
     places.enter_context(context.admission.admit(len(sequences)))
-    return Call(call_id, int(time.time()), settings.model_name, prompts, sequences, n, places)
+    return Call(
+        call_id,
+        int(time.time()),
+        settings.model_name,
+        prompts,
+        sequences,
+        n,
+        places,
+        settings.oracle,
+    )
 
 
 def usage_of(prompt_tokens: int, generated_tokens: int, cached_tokens: int) -> Usage:

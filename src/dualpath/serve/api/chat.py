@@ -102,6 +102,7 @@ async def _collect(call: Call, body: ChatBody, context: ApiContext) -> ChatRespo
             if body.return_token_ids and choice.token_ids is not UNSET:
                 choice.token_ids += delta.token_ids
     response = ChatResponse(call.id, call.created, call.model, choices)
+    response.system_fingerprint = call.fingerprint
     response.usage = call.usage()
     response.kv_transfer_params = call.kv_transfer_params()
     if body.return_token_ids:
@@ -161,4 +162,6 @@ def _logprobs(delta: Delta, body: ChatBody, context: ApiContext) -> ChatLogprobs
 
 
 def _chunk(call: Call, choices: list[ChunkChoice]) -> ChatChunk:
-    return ChatChunk(call.id, call.created, call.model, choices)
+    return ChatChunk(
+        call.id, call.created, call.model, choices, system_fingerprint=call.fingerprint
+    )

@@ -172,4 +172,6 @@ def _logprobs(
 
 
 def _response(call: Call, choices: list[CompletionChoice]) -> CompletionResponse:
-    return CompletionResponse(call.id, call.created, call.model, choices)
+    return CompletionResponse(
+        call.id, call.created, call.model, choices, system_fingerprint=call.fingerprint
+    )

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 import uuid
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,10 +20,21 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestFrame:
-    """ASGI middleware. An `X-Request-Id` of the client is kept if it is a plain word."""
+    """ASGI middleware. An `X-Request-Id` of the client is kept if it is a plain word.
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, api_key: str | None) -> None:
+    `marks`: headers that every response gets.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        api_key: str | None,
+        marks: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         self._app = app
+        self._marks = marks
         self._metrics = metrics
         self._key_digest = None if api_key is None else _digest(api_key.encode())
 
@@ -39,7 +51,11 @@ class RequestFrame:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    *self._marks,
+                ]
                 self._metrics.http_response(_route(scope), message["status"])
             await send(message)
 

@@ -38,10 +38,14 @@ class Usage(msgspec.Struct):
 
 
 class KVTransferParams(msgspec.Struct):
-    """Where the KV of the prompt came from: tokens by the side that read them. Times in seconds."""
+    """Where the KV of the prompt came from: tokens by the side that read them. Times in seconds.
+
+    `oracle` true: nothing was read, and the answer means nothing; absent otherwise.
+    """
 
     cached_tokens_by_path: dict[str, int]
     timings: dict[str, float] | UnsetType = UNSET
+    oracle: bool | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -73,6 +77,7 @@ class CompletionResponse(msgspec.Struct):
     object: str = "text_completion"
     usage: Usage | UnsetType = UNSET
     kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class TopLogprobOut(msgspec.Struct):
@@ -116,6 +121,7 @@ class ChatResponse(msgspec.Struct):
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -141,6 +147,7 @@ class ChatChunk(msgspec.Struct):
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 def json_response(content: object, status: int = 200) -> Response:

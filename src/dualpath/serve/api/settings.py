@@ -21,7 +21,8 @@ class ApiSettings:
     """`max_model_len`: most tokens of a prompt with its answer. `vocab_size`: the model's, ids are below.
 
     `eos_tokens` end a text. `max_concurrent_sequences` bounds what is in the server at once: a request
-    counts once for each prompt and choice. `model_root` is shown in /v1/models.
+    counts once for each prompt and choice. `model_root` is shown in /v1/models. `oracle`: answers mean
+    nothing, and each response says so.
     """
 
     model_name: str
@@ -35,6 +36,7 @@ class ApiSettings:
     body_timeout_s: float = 60.0
     max_logprobs: int = 20
     max_choices: int = 128
+    oracle: bool = False
 
     @classmethod
     def from_config(
@@ -55,6 +57,7 @@ class ApiSettings:
             api_key=config.api_key,
             max_concurrent_sequences=config.max_concurrent_requests,
             max_body_bytes=config.max_body,
+            oracle=config.oracle,
         )
 
 
