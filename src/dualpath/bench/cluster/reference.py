@@ -21,10 +21,6 @@ class Sequenced:
     tokens: tuple[int, ...]
     generated: tuple[tuple[int, int], ...]
 
-    @property
-    def n_generated(self) -> int:
-        return sum(stop - start for start, stop in self.generated)
-
 
 def sequenced(prompts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Sequenced]:
     """Of (prompt, answer) pairs. What is the beginning of a longer one is told there, not by itself; longest
