@@ -81,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--systems", default="basic,shorter,split", metavar="LIST", help="(%(default)s)"
     )
     parser.add_argument(
-        "--agents", type=int, default=40, help="that arrive in one run (%(default)s)"
+        "--agents",
+        type=int,
+        default=40,
+        help="that arrive in a run of basic; more where more storage NICs read (%(default)s)",
     )
     parser.add_argument("--turns", type=int, default=2, help="of each agent (%(default)s)")
     parser.add_argument(
@@ -128,6 +131,13 @@ class _Plan:
             rate_bytes_s=self.rates.snic_goodput_bytes_s,
         )
         return 1 / agent.seconds
+
+    def agents_for(self, system: System) -> int:
+        """In a run of the search: so many that runs of all systems at their bounds take equally long.
+
+        With the same number a faster system's run would end before a queue that grows is as long.
+        """
+        return round(self.agents * self.bound_aps(system) / self.bound_aps(self.systems[0]))
 
 
 def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
@@ -179,13 +189,15 @@ def _plan(args: argparse.Namespace, facts: shared.BenchModelFacts) -> _Plan:
     if args.context < block:
         raise ConfigError(f"--context: expected at least a block of {block}, got {args.context}")
     agents = args.agents // 2 if args.quick else args.agents
+    topology = Topology.parse(args.topology)
+    most = agents * -(-(topology.prefill + topology.decode) // topology.prefill)
     shape = Shape(args.context // block * block, args.append, args.output, args.turns)
     stored, sessions = shared_contexts(
-        shape, sessions=max(agents, _UNLOADED), contexts=_CONTEXTS, block_tokens=block
+        shape, sessions=max(most, _UNLOADED), contexts=_CONTEXTS, block_tokens=block
     )
     longest = shape.longest_tokens + _MARGIN_TOKENS
     return _Plan(
-        topology=Topology.parse(args.topology),
+        topology=topology,
         systems=tuple(SYSTEMS[name] for name in names),
         shape=shape,
         agents=agents,
@@ -212,13 +224,17 @@ async def _measure(
         common_aps = _COMMON_LOAD * plan.bound_aps(plan.systems[0])
         log = AnswerLog()
         common = await player.play(
-            _maker(plan).online(common_aps), _COMMON_RUN, f"{common_aps:.3g} agents/s", log
+            _maker(plan, plan.agents).online(common_aps),
+            _COMMON_RUN,
+            f"{common_aps:.3g} agents/s",
+            log,
         )
         bound_aps = plan.bound_aps(system)
         search = RateSearch(
             _START_LOAD * bound_aps, plan.precision, ceiling=_CEILING_LOAD * bound_aps
         )
-        found = await find_max_rate(_maker(plan), search, Acceptance(slo=slo), player.play)
+        maker = _maker(plan, plan.agents_for(system))
+        found = await find_max_rate(maker, search, Acceptance(slo=slo), player.play)
     progress(f"{system.name}: {found.best_aps or 0.0:.3g} agents/s (NICs bring {bound_aps:.3g})")
     return OnlineMeasured(
         system=system.name,
@@ -251,7 +267,7 @@ class _Player:
         steady = None
         if isinstance(load, OnlineLoad) and self.limit is not None:
             # Half a run, so that runs at different rates end early for the same reason.
-            window_s = self.plan.agents / load.rate_aps / 2
+            window_s = len(load.sessions) / load.rate_aps / 2
             steady = SteadyRule(
                 window_s=window_s,
                 steady_ends=False,
@@ -285,11 +301,11 @@ class _Player:
         return Conversation(replace(session, id=f"{number} {session.id}"), self.plan.source)
 
 
-def _maker(plan: _Plan) -> LoadMaker:
-    """Loads of the plan's sessions, the same draws of arrival times for every rate."""
+def _maker(plan: _Plan, agents: int) -> LoadMaker:
+    """Loads of the plan's first sessions, the same draws of arrival times for every rate."""
     return LoadMaker(
         trace=Trace("stored contexts", "generated", plan.sessions),
-        arrivals=Arrivals(kind="poisson", seed=plan.seed, max_sessions=plan.agents),
+        arrivals=Arrivals(kind="poisson", seed=plan.seed, max_sessions=agents),
     )
 
 
@@ -304,7 +320,7 @@ def _setup(plan: _Plan, measured: Sequence[OnlineMeasured]) -> dict[str, Figure]
     return {
         "topology": str(plan.topology),
         "systems": [each.name for each in plan.systems],
-        "agents": plan.agents,
+        "agents": {each.name: plan.agents_for(each) for each in plan.systems},
         "turns": plan.shape.turns,
         "context_tokens": plan.shape.context_tokens,
         "append_tokens": plan.shape.append_tokens,

@@ -44,8 +44,8 @@ HELP = "agents on a testbed with limited storage NICs: JCT of each system, on 1P
 NEEDS = "root and `make testbed-tools`"
 
 _ALONE = 3
-_LONG = 9
-_LONG_ORDER = ("basic", "split", "split", "basic")
+_LONG = 13
+_LONG_ORDER = ("basic", "split", "split", "basic") * 2
 """So that a drift of the machine takes from both alike."""
 _DETAIL_TOPOLOGY = "1P1D"
 """Where single requests and long appends are measured."""
