@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from dualpath.bench.replay.conversation import PromptBody
 from dualpath.bench.replay.endpoint import Answer
-from dualpath.bench.traces.model import AppendPrompt, Session, Turn
+from dualpath.traces.model import AppendPrompt, Session, Turn
 
 
 def make_session(

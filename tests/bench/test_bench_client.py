@@ -8,7 +8,7 @@ from dualpath.base.errors import DualPathError
 from dualpath.bench import client, peers
 from dualpath.bench.harness import Figure, Progress
 from dualpath.bench.replay.null_answers import NullConfig
-from dualpath.bench.traces import context_tokens
+from dualpath.traces import context_tokens
 
 
 def arguments(*given: str) -> argparse.Namespace:

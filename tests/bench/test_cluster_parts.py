@@ -28,10 +28,10 @@ from dualpath.bench.replay import Conversation, TokenSource
 from dualpath.bench.replay.campaign import Found
 from dualpath.bench.replay.records import RequestRecord, Run
 from dualpath.bench.replay.slo import Slo
-from dualpath.bench.report.page import render
-from dualpath.bench.traces.model import Session, TextPrompt, Trace, Turn
 from dualpath.kv.layout import KVLayout, RowPart
+from dualpath.report.page import render
 from dualpath.store.block_file import HEADER_BYTES
+from dualpath.traces.model import Session, TextPrompt, Trace, Turn
 
 LAYOUT = KVLayout("gqa", 2, 4, (RowPart("key", 1, 8), RowPart("value", 1, 8)), "float32", 4)
 SOURCE = TokenSource(3, 0, 256)
@@ -205,8 +205,8 @@ def measurements() -> Measurements:
 
     return Measurements(
         [
-            of("1P1D", "basic", 20.0, alone_ttft_s=(2.0, 2.2, 2.1), long=one_pass(9.9),
-               alone_read_over_compute=7.0),
+            of("1P1D", "basic", 20.0, alone_ttft_s=(2.0, 2.2, 2.1), alone_s=(2.5, 2.7),
+               alone_read_over_compute=7.0, long=one_pass(9.9)),
             of("1P1D", "shorter", 11.0),
             of("1P1D", "split", 10.0, alone_ttft_s=(1.2,), long=one_pass(10.0)),
             of("1P1D", "oracle", 1.0),
@@ -232,6 +232,7 @@ def test_figures_of_pooling() -> None:
     assert figures["ttft_split_gain"] == pytest.approx(2.1 / 1.2)
     assert figures["compute_bound_ratio"] == pytest.approx(0.99)
     assert figures["read_over_compute"] == 7.0
+    assert figures["alone_s"] == {"basic": 2.6}
     assert figures["jct_s"]["2P1D"] == {"basic": 10.5, "split": 7.2}  # type: ignore[index,call-overload]
     bytes_read = 2 * (2 * 4 * 64 + HEADER_BYTES)
     assert figures["bound_s"]["1P1D"]["basic"] == bytes_read / RATE  # type: ignore[index,call-overload]

@@ -18,8 +18,8 @@ from dualpath.bench.demo import (
     spread_turns,
     stored_blocks,
 )
-from dualpath.bench.traces import AppendPrompt, Session, TextPrompt, Turn
 from dualpath.cli import main
+from dualpath.traces import AppendPrompt, Session, TextPrompt, Turn
 
 
 def options(**more):

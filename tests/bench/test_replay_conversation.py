@@ -15,7 +15,7 @@ from dualpath.base.errors import ConfigError, InvariantViolation
 from dualpath.bench.replay.conversation import Conversation, PromptBody, TokenSource
 from dualpath.bench.replay.tokens import Form, RunKind
 from dualpath.bench.replay.words import WORDS
-from dualpath.bench.traces import (
+from dualpath.traces import (
     AppendPrompt,
     BlockPrompt,
     Session,

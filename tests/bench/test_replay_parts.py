@@ -28,8 +28,8 @@ from dualpath.bench.replay.search import RateSearch
 from dualpath.bench.replay.server_metrics import label_value, used
 from dualpath.bench.replay.slo import Slo, parse_slo
 from dualpath.bench.replay.steady import SteadyRule, SteadyState, Verdict
-from dualpath.bench.traces.model import Trace
 from dualpath.testing import run_virtual
+from dualpath.traces.model import Trace
 
 # Steady state.
 

@@ -16,9 +16,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from report_kit import BASIC, DUALPATH, PLAIN, make_record
 
 from dualpath.bench.report import write_report
-from dualpath.bench.report.chart import BarChart, LineChart
-from dualpath.bench.report.page import Panel
 from dualpath.bench.report.replay_report import replay_page
+from dualpath.report.chart import BarChart, LineChart
+from dualpath.report.page import Panel
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [

@@ -20,11 +20,11 @@ from dualpath.bench.replay.comparison import (
 )
 from dualpath.bench.replay.records import ReplayRecord, Run, ServerSample, SessionRecord
 from dualpath.bench.report import write_report
-from dualpath.bench.report.chart import BarChart, LineChart, figure
-from dualpath.bench.report.page import Cell, Page, Panel, Verdict
 from dualpath.bench.report.replay_report import replay_page
 from dualpath.bench.report.replay_tables import changed
 from dualpath.bench.report.server_series import Series, balance, gauges, over_groups, rates
+from dualpath.report.chart import BarChart, LineChart, figure
+from dualpath.report.page import Cell, Page, Panel, Verdict
 
 OFFLINE_PANELS = ["jct", "throughput", "tail", "hits-offline"]
 ONLINE_PANELS = ["ttft", "ttst", "tpot", "e2e", "goodput", "slo", "hits-online"]

@@ -10,8 +10,8 @@ import pytest
 from dualpath.bench import smoke
 from dualpath.bench.harness import BenchResult
 from dualpath.bench.replay.records import ReplayRecord, Run, read_record
-from dualpath.bench.traces import open_trace
 from dualpath.cli import main
+from dualpath.traces import open_trace
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dualpath.cli import sim
 from dualpath.cli.bench import find_benchmarks
 from dualpath.cli.main import COMMANDS, main
 from dualpath.cli.testbed import ACTIONS
@@ -66,6 +67,7 @@ def known_flags() -> set[str]:
         ["bench", each.name] for each in find_benchmarks()
     ]
     calls += [["testbed", each.name] for each in ACTIONS]
+    calls += [["sim", each.name] for each in sim.COMMANDS]
     calls += [["qos", each] for each in ("infiniband", "roce", "ethernet", "check")]
     flags = set(FOREIGN_FLAGS)
     for call in calls:

@@ -13,7 +13,7 @@ from dualpath.bench.replay.endpoint import Endpoint, EndpointConfig
 from dualpath.bench.replay.load import OfflineLoad
 from dualpath.bench.replay.runner import run_load
 from dualpath.bench.server import ServeProcess
-from dualpath.bench.traces import (
+from dualpath.traces import (
     limit_context,
     open_trace,
     reused_tokens,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath.base.ids import RequestId
 from dualpath.policy import AttentionFit, Batch, BatchEntry, PrefillEntry, pack, pairs
+from dualpath.policy.quota import largest_that_fits
 
 PAIRS = AttentionFit(base_s=0.0, per_entry_s=0.0, per_pair_s=1.0)
 """Seconds are pairs."""
@@ -44,6 +47,8 @@ def test_attention_fit() -> None:
         1.0 + 2 * 0.5 + 0.25 * (9 + 1),
     )
     assert batch.tokens == 3
+    sparse = AttentionFit(base_s=0.0, per_entry_s=0.5, per_pair_s=0.25, per_token_s=2.0)
+    assert sparse.entry_s(3, 2) == 0.5 + 2.0 * 2 + 0.25 * 9
 
 
 def test_nothing_waits() -> None:
@@ -143,6 +148,56 @@ def test_the_quota_is_kept_and_used(
         following = entries[len(taken)]
         if granule <= following.tokens and batch.tokens + granule <= most:
             assert batch.attention_s + fit.entry_s(following.cached_tokens, granule) > quota_s
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A fit that `pack` does not know as one."""
+
+    fit: AttentionFit
+
+    @property
+    def base_s(self) -> float:
+        return self.fit.base_s
+
+    def entry_s(self, cached_tokens: int, bsz_tokens: int) -> float:
+        return self.fit.entry_s(cached_tokens, bsz_tokens)
+
+
+@given(
+    waiting=st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 3_000)), max_size=8),
+    fit=st.builds(
+        AttentionFit,
+        st.floats(0, 0.05),
+        st.floats(0, 0.05),
+        st.floats(0, 1e-6),
+        st.floats(0, 1e-3),
+    ),
+    quota_s=st.floats(0.001, 1.0),
+    most=st.integers(64, 8_192),
+    granule=st.integers(1, 64),
+)
+def test_a_fit_packs_as_any_estimate_that_says_the_same(
+    waiting: list[tuple[int, int]], fit: AttentionFit, quota_s: float, most: int, granule: int
+) -> None:
+    entries = [entry(f"r{index}", *each) for index, each in enumerate(waiting)]
+    by_fit, by_estimate = (
+        pack(entries, time, quota_s=quota_s, max_batch_tokens=most, granule_tokens=granule)
+        for time in (fit, Estimate(fit))
+    )
+    assert by_fit == by_estimate
+
+
+def test_the_scalar_search_stands_alone() -> None:
+    # It is compiled without what is around it.
+    code = largest_that_fits.__code__
+    assert set(code.co_names) <= {"min"} and code.co_freevars == ()
+    assert largest_that_fits(0, 10, 10, 0.0, 1.0, 0.0, 0.0, 55.0, 4) == 10
+    assert largest_that_fits(0, 10, 10, 0.0, 1.0, 0.0, 0.0, 54.9, 4) == 8
+    assert largest_that_fits(0, 10, 9, 0.0, 1.0, 0.0, 0.0, 55.0, 4) == 8
+    assert largest_that_fits(0, 10, 10, 0.0, 1.0, 0.5, 1.0, 12.9, 1) == 3
+    assert largest_that_fits(0, 10, 3, 0.0, 1.0, 0.0, 0.0, 55.0, 4) == 0
+    assert largest_that_fits(0, 10, 10, 1.0, 0.0, 0.0, 0.5, 1.4, 1) == 0
 
 
 @given(

@@ -22,6 +22,8 @@ def plan(
     de_queue: int = 0,
     *,
     rates: tuple[int, int] = (1, 1),
+    nodes: tuple[int, int] = (1, 1),
+    unread: int | None = None,
     block: int = 64,
     tie: Side = Side.PE,
 ) -> tuple[int, int]:
@@ -32,6 +34,9 @@ def plan(
         de_queue_tokens=de_queue,
         pe_read_rate=rates[0],
         de_read_rate=rates[1],
+        pe_nodes=nodes[0],
+        de_nodes=nodes[1],
+        unread_tokens=pe_queue + de_queue if unread is None else unread,
         block_tokens=block,
         tie=tie,
     )
@@ -49,6 +54,99 @@ def test_shorter_reads_on_the_side_with_the_shorter_queue() -> None:
     assert plan(ReadPlanKind.SHORTER, 640, 100, 99) == (0, 640)
     assert plan(ReadPlanKind.SHORTER, 640, 100, 100, tie=Side.PE) == (640, 0)
     assert plan(ReadPlanKind.SHORTER, 640, 100, 100, tie=Side.DE) == (0, 640)
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ((1, 1), (320, 320)),
+        ((3, 1), (448, 192)),  # 480 : 160 would be 7.5 blocks of the PE side: the DE side's tie.
+        ((4, 1), (512, 128)),
+        ((1, 1000), (0, 640)),
+    ],
+)
+def test_an_idle_steady_split_ends_on_both_sides_together(
+    rates: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    for nodes in ((1, 1), (2, 4), (48, 96)):
+        got = plan(ReadPlanKind.STEADY, 640, rates=rates, nodes=nodes, tie=Side.DE)
+        assert got == expected
+
+
+def test_a_loaded_steady_split_is_as_what_all_nodes_of_a_role_read() -> None:
+    assert plan(ReadPlanKind.STEADY, 640, 10**9, 10**9, nodes=(1, 4), block=1) == (128, 512)
+    got = plan(ReadPlanKind.STEADY, 640, 2 * 10**9, 10**9, nodes=(1, 4), rates=(2, 1), block=1)
+    assert got == (213, 427)  # 2 : 4
+
+
+def test_shares_go_from_one_node_a_side_to_all_of_them() -> None:
+    def pe(unread: int) -> int:
+        return plan(ReadPlanKind.STEADY, 1200, nodes=(2, 4), unread=unread, block=1)[0]
+
+    assert [pe(hits * 1200) for hits in (0, 1, 2, 3, 100)] == [600, 600, 480, 400, 400]
+
+
+def test_a_steady_split_evens_out_queues() -> None:
+    # 480 more on the PE side would; a fortieth of it at once.
+    assert plan(ReadPlanKind.STEADY, 640, 0, 960, block=1) == (332, 308)
+    assert plan(ReadPlanKind.STEADY, 640, 960, 0, block=1) == (308, 332)
+    # 720 more, which the PE side reads in 240 s, the DE side in 720 s.
+    assert plan(ReadPlanKind.STEADY, 640, 0, 960, rates=(3, 1), block=1) == (498, 142)
+    assert plan(ReadPlanKind.STEADY, 640, 10**6, 0) == (0, 640)
+    assert plan(ReadPlanKind.STEADY, 640, 0, 10**6) == (640, 0)
+
+
+@given(
+    requests=st.integers(200, 400),
+    hit=st.integers(100, 10_000),
+    counts=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    slow=st.integers(1, 4),
+)
+def test_nodes_that_are_asked_in_turn_have_queues_of_about_equal_time(
+    requests: int, hit: int, counts: tuple[int, int], slow: int
+) -> None:
+    """Also when nobody reads; `slow`: how much slower the nodes of the DE side are."""
+    pe_queues, de_queues = [0] * counts[0], [0] * counts[1]
+    for number in range(requests):
+        i, j = number % counts[0], number // counts[0] % counts[1]
+        pe, de = plan(
+            ReadPlanKind.STEADY,
+            hit,
+            pe_queues[i],
+            de_queues[j],
+            rates=(slow, 1),
+            nodes=counts,
+            block=1,
+        )
+        pe_queues[i] += pe
+        de_queues[j] += de
+    times = [each / slow for each in pe_queues] + [float(each) for each in de_queues]
+    assert max(times) <= 1.25 * min(times) + 2 * hit
+
+
+@given(
+    hit=st.integers(0, 10_000),
+    queues=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+    nodes=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    rates=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+)
+def test_sides_may_be_swapped(
+    hit: int,
+    queues: tuple[int, int],
+    nodes: tuple[int, int],
+    rates: tuple[int, int],
+) -> None:
+    pe, de = plan(ReadPlanKind.STEADY, hit, *queues, nodes=nodes, rates=rates, block=1, tie=Side.PE)
+    swapped = plan(
+        ReadPlanKind.STEADY,
+        hit,
+        *reversed(queues),
+        nodes=(nodes[1], nodes[0]),
+        rates=(rates[1], rates[0]),
+        block=1,
+        tie=Side.DE,
+    )
+    assert swapped == (de, pe)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +170,10 @@ def test_split_ends_on_both_sides_together(
 
 
 def test_half_a_block_goes_to_the_tie_side() -> None:
-    assert plan(ReadPlanKind.SPLIT, 64, tie=Side.PE) == (64, 0)
-    assert plan(ReadPlanKind.SPLIT, 64, tie=Side.DE) == (0, 64)
-    assert plan(ReadPlanKind.SPLIT, 64, 1, 0, tie=Side.PE) == (0, 64)
-    assert plan(ReadPlanKind.SPLIT, 64, 0, 1, tie=Side.DE) == (64, 0)
+    assert plan(ReadPlanKind.STEADY, 64, tie=Side.PE) == (64, 0)
+    assert plan(ReadPlanKind.STEADY, 64, tie=Side.DE) == (0, 64)
+    assert plan(ReadPlanKind.STEADY, 64, 1, 0, tie=Side.PE) == (0, 64)
+    assert plan(ReadPlanKind.STEADY, 64, 0, 1, tie=Side.DE) == (64, 0)
 
 
 @given(
@@ -83,6 +181,7 @@ def test_half_a_block_goes_to_the_tie_side() -> None:
     block=st.sampled_from([1, 16, 64, 256]),
     queues=st.tuples(st.integers(0, 10**8), st.integers(0, 10**8)),
     rates=st.tuples(st.integers(1, 10**7), st.integers(1, 10**7)),
+    nodes=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
     kind=st.sampled_from(list(ReadPlanKind)),
     tie=st.sampled_from(list(Side)),
 )
@@ -91,11 +190,12 @@ def test_a_plan_covers_the_hit_once_in_whole_blocks(
     block: int,
     queues: tuple[int, int],
     rates: tuple[int, int],
+    nodes: tuple[int, int],
     kind: ReadPlanKind,
     tie: Side,
 ) -> None:
     hit = blocks * block
-    pe, de = plan(kind, hit, *queues, rates=rates, block=block, tie=tie)
+    pe, de = plan(kind, hit, *queues, rates=rates, nodes=nodes, block=block, tie=tie)
     assert pe >= 0
     assert de >= 0
     assert pe + de == hit
@@ -186,7 +286,7 @@ def test_equal_queues_are_decided_by_what_each_node_has_read() -> None:
 
 def test_split_uses_the_configured_rates() -> None:
     play = Checked(
-        joined("p0"), joined("d0"), read_plan=ReadPlanKind.SPLIT, pe_read_rate=1, de_read_rate=3
+        joined("p0"), joined("d0"), read_plan=ReadPlanKind.STEADY, pe_read_rate=1, de_read_rate=3
     )
     play(arrived("a", prompt=1000, hit=512), fetched("P"))
     assert plans(play, fetched("D")) == [ReadPlan(128, 384)]
@@ -196,3 +296,14 @@ def test_prefill_and_decode_engines_may_share_a_node() -> None:
     play = Checked(joined("p0", node="host"), joined("d0", node="host"))
     play(arrived("a"), fetched("P"))
     assert plans(play, fetched("D")) == [ReadPlan(128, 0)]
+
+
+def test_a_steady_split_counts_the_nodes_of_each_role() -> None:
+    joins = [joined("p0"), *(joined(f"d{i}", f"D{i}", node=f"n{i // 2}") for i in range(4))]
+    play = Checked(*joins, read_plan=ReadPlanKind.STEADY, beta_tokens=10**9, block_tokens=1)
+    names = [f"r{i}" for i in range(300)]
+    play(*[arrived(each, prompt=1001, hit=1000) for each in names], fetched("P"))
+    made = plans(play, *[fetched(f"D{i}") for i in range(4)])
+    assert len(made) == len(names)
+    share = sum(each.pe_tokens for each in made) / sum(each.hit_tokens for each in made)
+    assert share == pytest.approx(1 / 3, abs=0.03)

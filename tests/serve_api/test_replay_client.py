@@ -10,7 +10,7 @@ from api_kit import MAX_MODEL_LEN, MODEL, EchoGenerator, Server
 
 from dualpath.bench.replay.conversation import Conversation, PromptBody, TokenSource
 from dualpath.bench.replay.endpoint import Endpoint, EndpointConfig
-from dualpath.bench.traces import AppendPrompt, Session, Turn
+from dualpath.traces import AppendPrompt, Session, Turn
 
 
 def run(work: Awaitable[None]) -> None:

@@ -43,7 +43,7 @@ from dualpath.bench.replay.null_answers import NullConfig
 from dualpath.bench.replay.null_server import NullServer
 from dualpath.bench.replay.records import Run
 from dualpath.bench.replay.runner import run_load
-from dualpath.bench.traces import AppendPrompt, Session, Turn, poisson
+from dualpath.traces import AppendPrompt, Session, Turn, poisson
 
 __all__ = ["HELP", "NAME", "add_arguments", "run"]
 

@@ -29,8 +29,8 @@ from dualpath.bench.replay.comparison import (
 )
 from dualpath.bench.replay.figures import run_key
 from dualpath.bench.replay.records import ReplayRecord, read_record
-from dualpath.bench.report.page import Verdict
 from dualpath.bench.report.replay_tables import changed
+from dualpath.report.page import Verdict
 
 __all__ = ["HELP", "NAME", "NEEDS", "add_arguments", "compare", "run", "show"]
 

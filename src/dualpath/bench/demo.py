@@ -41,8 +41,8 @@ from dualpath.bench.openai_client import (
     tokenize,
 )
 from dualpath.bench.server import ServeProcess
-from dualpath.bench.traces import Session, TextPrompt
 from dualpath.engine.model_source import ModelSpec, cache_directory, resolve_model
+from dualpath.traces import Session, TextPrompt
 
 if TYPE_CHECKING:
     import openai

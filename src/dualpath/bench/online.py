@@ -48,8 +48,8 @@ from dualpath.bench.replay import (
     find_max_rate,
     run_load,
 )
-from dualpath.bench.traces.model import Session, Trace
 from dualpath.testbed import Testbed, TestbedConfig, Topology, why_no_testbed
+from dualpath.traces.model import Session, Trace
 
 __all__ = ["HELP", "NAME", "NEEDS", "add_arguments", "run"]
 

@@ -15,11 +15,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
+
+import msgspec
 
 from dualpath.base.errors import ConfigError
 from dualpath.base.ids import GiB
 from dualpath.bench.cluster import settings as shared
 from dualpath.bench.cluster.passes import Pass, play, watch
+from dualpath.bench.cluster.rates import measure_rates, model_spec
 from dualpath.bench.cluster.reference import wrong_by_transformers
 from dualpath.bench.cluster.results import Measured, Measurements, utilisation_over_time
 from dualpath.bench.cluster.store_state import StoreState
@@ -34,8 +38,8 @@ from dualpath.bench.cluster.workload import (
 from dualpath.bench.harness import BenchResult, Figure, Progress
 from dualpath.bench.replay import TokenSource
 from dualpath.bench.replay.records import RequestRecord
-from dualpath.bench.traces.catalog import open_trace
 from dualpath.testbed import Testbed, TestbedConfig, Topology, why_no_testbed
+from dualpath.traces.catalog import open_trace
 
 __all__ = ["HELP", "NAME", "NEEDS", "add_arguments", "run"]
 
@@ -121,6 +125,8 @@ def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
         wrong, compared = wrong_by_transformers(facts.files, reference, args.reference)
         figures["wrong_tokens"] = wrong + found.wrong_tokens(reference)
         figures["tokens_compared_with_transformers"] = compared
+    if not facts.speaks:
+        figures["compute_rates"] = _compute_rates(args, facts, plan, progress)
     figures["utilisation_over_time"] = _over_time(found)
     figures["seconds"] = round(time.monotonic() - started_s, 1)
     setup = {**shared.setup(args, facts, plan.rates), **_setup(args, plan)}
@@ -230,6 +236,7 @@ def _alone(plan: _Plan, topology: str, system: System, base_url: str) -> Measure
         topology=topology,
         system=system.name,
         alone_ttft_s=tuple(each.ttft_s for each in requests if each.ttft_s is not None),
+        alone_s=tuple(each.end_s - each.scheduled_s for each in requests if each.end_s is not None),
         alone_read_over_compute=_read_over_compute(requests),
     )
 
@@ -242,6 +249,17 @@ def _read_over_compute(requests: list[RequestRecord]) -> float | None:
         if each.timings.get("prefill_s") and each.timings.get("read_s")
     ]
     return statistics.median(ratios) if ratios else None
+
+
+def _compute_rates(
+    args: argparse.Namespace, facts: shared.BenchModelFacts, plan: _Plan, progress: Progress
+) -> Figure:
+    """What `dualpath sim testbed` predicts this run from."""
+    spec = model_spec(facts.name, threads=args.threads, block_tokens=args.block_tokens)
+    shape = paper_shape(args.context, args.turns)
+    engines = max(len(Topology.parse(each).nodes) for each in plan.topologies)
+    rates = measure_rates(spec, shape, agents=args.agents, engines=engines, progress=progress)
+    return cast(Figure, msgspec.to_builtins(rates))
 
 
 def _over_time(found: Measurements) -> Figure:

@@ -79,7 +79,7 @@ _Answer = TypeVar("_Answer")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The published figures are for the defaults."""
     parser.add_argument(
-        "--rounds", type=int, default=7, help="all is measured so often (%(default)s)"
+        "--rounds", type=int, default=9, help="all is measured so often (%(default)s)"
     )
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="of each measurement (%(default)s)"

@@ -37,12 +37,12 @@ from dualpath.bench.replay.runner import run_load
 from dualpath.bench.replay.search import RateSearch
 from dualpath.bench.replay.settings import Settings, settings_of
 from dualpath.bench.replay.summary import print_summary
-from dualpath.bench.traces.azure import read_arrivals
-from dualpath.bench.traces.catalog import open_trace
-from dualpath.bench.traces.generated import SESSIONS
-from dualpath.bench.traces.model import Trace
-from dualpath.bench.traces.select import limit_context, scale_time, without_delays
-from dualpath.bench.traces.summary import statistics
+from dualpath.traces.azure import read_arrivals
+from dualpath.traces.catalog import open_trace
+from dualpath.traces.generated import SESSIONS
+from dualpath.traces.model import Trace
+from dualpath.traces.select import limit_context, scale_time, without_delays
+from dualpath.traces.summary import statistics
 
 __all__ = ["HELP", "NAME", "NEEDS", "TokenRange", "add_arguments", "run", "show"]
 

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         stored_blocks,
     )
     from dualpath.bench.harness import BenchResult
-    from dualpath.bench.traces import open_trace
+    from dualpath.traces import open_trace
 
     signal.signal(signal.SIGTERM, _interrupt)
     store = (args.store or default_store(args.model)).expanduser().absolute()

@@ -23,6 +23,7 @@ examples:
   dualpath serve smollm2 --prefill 2 --decode 2        a real 135M model on four engine processes
   dualpath serve DIR --store /mnt/nvme/kv --read-path split
   dualpath bench --list                                what can be measured
+  dualpath plan --model deepseek-v3.2 --gpu h800 --nodes 6 --trace paper:64k
   dualpath COMMAND --help                              all flags of a command
 """
 
@@ -61,6 +62,8 @@ COMMANDS = (
     ),
     Command("demo", "dualpath.cli.demo", "start a server, talk to it and replay agent sessions"),
     Command("bench", "dualpath.cli.bench", "measure one part of the system"),
+    Command("plan", "dualpath.cli.plan", "how to divide a cluster, and what that gives"),
+    Command("sim", "dualpath.cli.sim", "simulate a cluster, and check the simulator"),
     Command(
         "testbed",
         "dualpath.cli.testbed",

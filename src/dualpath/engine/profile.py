@@ -25,7 +25,13 @@ from dualpath.engine.packed import STEP_KEYWORD, PackedBatch, PackedKV
 from dualpath.kv.layout import KVLayout
 from dualpath.policy.quota import AttentionFit, pairs
 
-__all__ = ["AttentionSample", "fit_attention", "measure_attention", "profile_attention"]
+__all__ = [
+    "AttentionSample",
+    "fit_attention",
+    "fit_seconds",
+    "measure_attention",
+    "profile_attention",
+]
 
 _BUDGET_S = 2.0
 _REPEATS = 3
@@ -104,21 +110,29 @@ def measure_attention(loaded: LoadedModel) -> list[AttentionSample]:
 
 
 def fit_attention(samples: Sequence[AttentionSample]) -> AttentionFit:
-    """Least squares of the relative error, with no negative coefficient.
+    """See `fit_seconds`."""
+    base_s, per_entry_s, per_pair_s = fit_seconds(
+        [(1.0, each.entries, each.pairs) for each in samples], [each.seconds for each in samples]
+    )
+    return AttentionFit(base_s, per_entry_s, per_pair_s)
 
-    A coefficient that would be negative is left out and the others are fitted again.
+
+def fit_seconds(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Seconds for each of the columns of `counts`, a row for each measurement.
+
+    Least squares of the relative error, with no negative coefficient: one that would be negative is left
+    out and the others are fitted again.
     """
-    seconds = np.array([s.seconds for s in samples])
-    columns = np.array([[1.0, s.entries, s.pairs] for s in samples]) / seconds[:, None]
-    used = [0, 1, 2]
-    found = np.zeros(3)
+    columns = np.array(counts, dtype=np.float64) / np.array(seconds)[:, None]
+    used = list(range(columns.shape[1]))
+    found = np.zeros(len(used))
     while used:
-        part = np.linalg.lstsq(columns[:, used], np.ones(len(samples)), rcond=None)[0]
+        part = np.linalg.lstsq(columns[:, used], np.ones(len(columns)), rcond=None)[0]
         if (part >= 0).all():
             found[used] = part
             break
         del used[int(part.argmin())]
-    return AttentionFit(float(found[0]), float(found[1]), float(found[2]))
+    return [float(each) for each in found]
 
 
 def _layer_call(loaded: LoadedModel, batch: PackedBatch) -> Callable[[], object]:

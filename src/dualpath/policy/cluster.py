@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import EngineId, GroupId, NodeId, Role
 from dualpath.policy.events import EngineReport
@@ -19,36 +21,42 @@ from dualpath.policy.requests import ArrivalQueue, RequestState
 __all__ = ["Capacity", "EngineState", "GroupState", "Hold", "NodeState"]
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False):
     """What one attempt takes of one engine: from the choice of the engine to the end.
 
     `counted`: in the engine's figures on top of its report, because the report cannot know it.
     `read_tokens`: what the engine's node is to read for it.
     """
 
-    __slots__ = ("counted", "engine", "hbm_tokens", "read_tokens", "tokens")
-
-    def __init__(self, engine: EngineState, tokens: int, hbm_tokens: int) -> None:
-        self.engine = engine
-        self.tokens = tokens
-        self.hbm_tokens = hbm_tokens
-        self.read_tokens = 0
-        self.counted = True
+    engine: EngineState
+    tokens: int
+    hbm_tokens: int
+    read_tokens: int = 0
+    counted: bool = True
 
 
 class NodeState:
     """A storage NIC. `read_queue_tokens`: reported, plus planned reads its engines have not seen.
 
-    `done_tokens`: what it read since it is known; decides between equal queues.
+    `unread_tokens`: what it was given to read and has not said to have read; seen or not. `done_tokens`:
+    what it read since it is known; decides between equal queues.
     """
 
-    __slots__ = ("done_tokens", "engines", "id", "read_queue_tokens", "unseen_read_tokens")
+    __slots__ = (
+        "done_tokens",
+        "engines",
+        "id",
+        "read_queue_tokens",
+        "unread_tokens",
+        "unseen_read_tokens",
+    )
 
     def __init__(self, node: NodeId) -> None:
         self.id = node
         self.engines = 0
         self.read_queue_tokens = 0
         self.unseen_read_tokens = 0
+        self.unread_tokens = 0
         self.done_tokens = 0
 
     def report(self, read_queue_tokens: int) -> None:
@@ -124,23 +132,18 @@ class EngineState:
         node = self.node
         node.unseen_read_tokens += read_tokens
         node.read_queue_tokens += read_tokens
+        node.unread_tokens += read_tokens
 
-    def drop(self, request: RequestState, hold: Hold) -> bool:
-        """The request needs the engine no longer. What a report counted stays until the next one.
-
-        Whether the engine's figures fell.
-        """
-        if not hold.counted:
-            return False
+    def drop(self, request: RequestState, hold: Hold) -> None:
+        """The request needs the engine no longer, and no report has counted it so far."""
         hold.counted = False
-        self._uncount(hold)
+        self._uncount(1, hold.tokens, hold.hbm_tokens, hold.read_tokens)
         self.tokens -= hold.tokens
         self.requests -= 1
         self.free_hbm_tokens += hold.hbm_tokens
         self.group.tokens -= hold.tokens
         self.node.read_queue_tokens -= hold.read_tokens
         self.pending.pop(request.arrival, None)
-        return True
 
     def report(self, report: EngineReport) -> None:
         """Replace the figures by the report and what it cannot know.
@@ -155,22 +158,32 @@ class EngineState:
                 f"{self.seen + len(holds)} and had seen {self.seen} before"
             )
         self.seen = report.seen
-        for _ in range(newly_seen):
-            hold = holds.popleft()
-            if hold.counted:
-                hold.counted = False
-                self._uncount(hold)
+        if newly_seen:
+            self._see(newly_seen)
         before = self.tokens
         self.tokens = report.tokens + self.unseen_tokens
         self.group.tokens += self.tokens - before
         self.requests = report.requests + self.unseen_requests
         self.free_hbm_tokens = report.free_hbm_tokens - self.unseen_hbm_tokens
 
-    def _uncount(self, hold: Hold) -> None:
-        self.unseen_tokens -= hold.tokens
-        self.unseen_requests -= 1
-        self.unseen_hbm_tokens -= hold.hbm_tokens
-        self.node.unseen_read_tokens -= hold.read_tokens
+    def _see(self, count: int) -> None:
+        """A report covers the next assignments, except those that were dropped meanwhile."""
+        requests = tokens = hbm_tokens = read_tokens = 0
+        for _ in range(count):
+            hold = self.holds.popleft()
+            if hold.counted:
+                hold.counted = False
+                requests += 1
+                tokens += hold.tokens
+                hbm_tokens += hold.hbm_tokens
+                read_tokens += hold.read_tokens
+        self._uncount(requests, tokens, hbm_tokens, read_tokens)
+
+    def _uncount(self, requests: int, tokens: int, hbm_tokens: int, read_tokens: int) -> None:
+        self.unseen_requests -= requests
+        self.unseen_tokens -= tokens
+        self.unseen_hbm_tokens -= hbm_tokens
+        self.node.unseen_read_tokens -= read_tokens
 
 
 class Capacity:

@@ -45,6 +45,8 @@ class ReadPlanKind(StrEnum):
     """The side whose node has the shorter read queue (the paper's rule)."""
     SPLIT = "split"
     """Both sides, in the proportion that lets them end together."""
+    STEADY = "steady"
+    """Both sides, in the proportion that keeps all nodes of a larger cluster equally busy."""
 
 
 class PolicyConfig(Config, frozen=True, kw_only=True):

@@ -109,9 +109,12 @@ def choose_decode(
     lightest: EngineState | None = None
     fewest_requests = balanced_tokens = lightest_tokens = lightest_requests = 0
     for engine in engines:
+        count = engine.requests
+        if balanced is not None and count > fewest_requests:
+            continue
         if engine.free_hbm_tokens < hbm_tokens or engine.buffer_tokens < buffer_tokens:
             continue
-        load, count = engine.tokens, engine.requests
+        load = engine.tokens
         if load + tokens <= limit_tokens:
             if (
                 balanced is None

@@ -46,6 +46,7 @@ def check_invariants(
     for group in groups:
         _check_group(group)
     _check_membership(members, groups)
+    _check_unread(members, requests)
 
 
 def _expect(condition: bool, message: str) -> None:
@@ -153,4 +154,26 @@ def _check_membership(members: Membership, groups: list[GroupState]) -> None:
         engines = sum(each.node is node for each in members.engines.values())
         _expect(
             node.engines == engines, f"node {node.id}: {node.engines} engines, expected {engines}"
+        )
+    for role, engines_of_role in members.by_role.items():
+        nodes = len({each.node.id for each in engines_of_role})
+        _expect(members.role_nodes[role] == nodes, f"{role} nodes: {members.role_nodes[role]}")
+
+
+def _check_unread(members: Membership, requests: Mapping[RequestId, RequestState]) -> None:
+    unread: dict[NodeId, int] = dict.fromkeys(members.nodes, 0)
+    for request in requests.values():
+        sides = (
+            (request.prefill, request.pe_unread_tokens),
+            (request.decode, request.de_unread_tokens),
+        )
+        for hold, tokens in sides:
+            if hold is not None:
+                unread[hold.engine.node.id] += tokens
+    total = sum(unread.values())
+    _expect(members.unread_tokens == total, f"{members.unread_tokens} unread, expected {total}")
+    for node in members.nodes.values():
+        _expect(
+            node.unread_tokens == unread[node.id],
+            f"node {node.id}: {node.unread_tokens} unread tokens, expected {unread[node.id]}",
         )

@@ -14,9 +14,12 @@ __all__ = ["Membership"]
 
 
 class Membership:
-    """Engines by id, by role (in order of their ids) and by group. Groups and nodes live with engines."""
+    """Engines by id, by role (in order of their ids) and by group. Groups and nodes live with engines.
 
-    __slots__ = ("by_role", "capacity", "engines", "groups", "nodes")
+    `role_nodes`: how many nodes have engines of a role. `unread_tokens`: of all nodes.
+    """
+
+    __slots__ = ("by_role", "capacity", "engines", "groups", "nodes", "role_nodes", "unread_tokens")
 
     def __init__(self) -> None:
         self.engines: dict[EngineId, EngineState] = {}
@@ -24,6 +27,8 @@ class Membership:
         self.by_role: dict[Role, list[EngineState]] = {role: [] for role in Role}
         self.capacity: dict[Role, Capacity] = {role: Capacity() for role in Role}
         self.nodes: dict[NodeId, NodeState] = {}
+        self.role_nodes: dict[Role, int] = dict.fromkeys(Role, 0)
+        self.unread_tokens = 0
 
     def join(self, event: EngineJoined) -> EngineState:
         """Raises InvariantViolation when the engine is there already, or its group has the other role."""
@@ -46,6 +51,7 @@ class Membership:
         self.by_role[event.role].append(engine)
         self.by_role[event.role].sort(key=lambda each: each.id)
         self.capacity[event.role].add(engine)
+        self._count_nodes(event.role)
         return engine
 
     def lose(self, engine_id: EngineId) -> EngineState | None:
@@ -65,7 +71,11 @@ class Membership:
             del self.nodes[node.id]
         if not group.engines:
             del self.groups[group.role][group.id]
+        self._count_nodes(group.role)
         return engine
+
+    def _count_nodes(self, role: Role) -> None:
+        self.role_nodes[role] = len({each.node.id for each in self.by_role[role]})
 
     def find_group(self, group_id: GroupId) -> GroupState | None:
         for groups in self.groups.values():

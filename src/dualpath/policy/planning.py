@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dualpath.base.ids import Side
+from dualpath.base.ids import Role, Side
 from dualpath.policy.cluster import NodeState
 from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
 from dualpath.policy.events import ReadPlan
+from dualpath.policy.membership import Membership
 from dualpath.policy.read_plan import plan_reads, side_that_read_less
 from dualpath.policy.splitmix import SplitMix64
 
@@ -21,6 +22,8 @@ __all__ = [
 ]
 
 _NOTHING = ReadPlan(0, 0)
+_STEADY = ReadPlanKind.STEADY
+_PREFILL, _DECODE = Role.PREFILL, Role.DECODE
 
 
 class ReadPlanner(Protocol):
@@ -32,7 +35,8 @@ class ReadPlanner(Protocol):
 class PlannedByQueues:
     """One of the `ReadPlanKind`s, by the nodes' read queues."""
 
-    def __init__(self, config: PolicyConfig, kind: ReadPlanKind) -> None:
+    def __init__(self, config: PolicyConfig, members: Membership, kind: ReadPlanKind) -> None:
+        self._members = members
         self._kind = kind
         self._pe_read_rate = config.pe_read_rate
         self._de_read_rate = config.de_read_rate
@@ -41,13 +45,17 @@ class PlannedByQueues:
     def plan(self, hit_tokens: int, pe_node: NodeState, de_node: NodeState) -> ReadPlan:
         if hit_tokens == 0:
             return _NOTHING
+        members, steady = self._members, self._kind is _STEADY
         return plan_reads(
             self._kind,
             hit_tokens,
-            pe_queue_tokens=pe_node.read_queue_tokens,
-            de_queue_tokens=de_node.read_queue_tokens,
+            pe_queue_tokens=pe_node.unread_tokens if steady else pe_node.read_queue_tokens,
+            de_queue_tokens=de_node.unread_tokens if steady else de_node.read_queue_tokens,
             pe_read_rate=self._pe_read_rate,
             de_read_rate=self._de_read_rate,
+            pe_nodes=members.role_nodes[_PREFILL],
+            de_nodes=members.role_nodes[_DECODE],
+            unread_tokens=members.unread_tokens,
             block_tokens=self._block_tokens,
             tie=side_that_read_less(pe_node, de_node),
         )
@@ -90,13 +98,13 @@ class Bypass:
         return ReadPlan(hit_tokens, 0, bypass=True)
 
 
-def make_planner(config: PolicyConfig) -> ReadPlanner:
+def make_planner(config: PolicyConfig, members: Membership) -> ReadPlanner:
     """The planner that the configured scheduler uses."""
     match config.scheduler:
         case SchedulerKind.DUALPATH:
-            return PlannedByQueues(config, config.read_plan)
+            return PlannedByQueues(config, members, config.read_plan)
         case SchedulerKind.BASIC:
-            return PlannedByQueues(config, ReadPlanKind.PE)
+            return PlannedByQueues(config, members, ReadPlanKind.PE)
         case SchedulerKind.ROUND_ROBIN:
             return AlternatingSides()
         case SchedulerKind.RANDOM:

@@ -26,11 +26,12 @@ def choose_prefill(
     fewest_short = fewest_long = 0
     for engine in engines:
         tokens = engine.tokens
-        if tokens > beta_tokens or engine.buffer_tokens < buffer_tokens:
+        if tokens > beta_tokens or (short_queue is not None and tokens >= fewest_short):
+            continue
+        if engine.buffer_tokens < buffer_tokens:
             continue
         if engine.node.read_queue_tokens <= alpha_tokens:
-            if short_queue is None or tokens < fewest_short:
-                short_queue, fewest_short = engine, tokens
+            short_queue, fewest_short = engine, tokens
         elif long_queue is None or tokens < fewest_long:
             long_queue, fewest_long = engine, tokens
     return short_queue if short_queue is not None else long_queue

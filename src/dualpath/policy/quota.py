@@ -14,7 +14,16 @@ import msgspec
 
 from dualpath.base.ids import RequestId
 
-__all__ = ["AttentionFit", "AttentionTime", "Batch", "BatchEntry", "PrefillEntry", "pack", "pairs"]
+__all__ = [
+    "AttentionFit",
+    "AttentionTime",
+    "Batch",
+    "BatchEntry",
+    "PrefillEntry",
+    "largest_that_fits",
+    "pack",
+    "pairs",
+]
 
 
 def pairs(cached_tokens: int, bsz_tokens: int) -> int:
@@ -35,17 +44,24 @@ class AttentionTime(Protocol):
 
 
 class AttentionFit(msgspec.Struct, frozen=True):
-    """seconds = base_s + per_entry_s * entries + per_pair_s * (query-key pairs of all entries).
+    """seconds = base_s + per_entry_s * entries + per_token_s * tokens + per_pair_s * (query-key pairs).
 
-    The coefficients are profiled on the device, over all layers of a forward pass; none is negative.
+    Entries, new tokens and pairs of the whole batch. The coefficients are profiled on the device or computed,
+    over all layers of a forward pass; none is negative. `per_token_s`: of attention that sees a fixed number
+    of keys however long the context is (sparse attention, sliding windows).
     """
 
     base_s: float
     per_entry_s: float
     per_pair_s: float
+    per_token_s: float = 0.0
 
     def entry_s(self, cached_tokens: int, bsz_tokens: int) -> float:
-        return self.per_entry_s + self.per_pair_s * pairs(cached_tokens, bsz_tokens)
+        return (
+            self.per_entry_s
+            + self.per_token_s * bsz_tokens
+            + self.per_pair_s * pairs(cached_tokens, bsz_tokens)
+        )
 
 
 class PrefillEntry(msgspec.Struct, frozen=True):
@@ -113,6 +129,38 @@ def pack(
     return Batch(tuple(entries), spent_s if entries else 0.0)
 
 
+def largest_that_fits(
+    cached_tokens: int,
+    tokens: int,
+    wanted_tokens: int,
+    per_entry_s: float,
+    per_pair_s: float,
+    per_token_s: float,
+    spent_s: float,
+    quota_s: float,
+    granule_tokens: int,
+) -> int:
+    """How many of an entry's `tokens` still fit into the quota, by the coefficients of an AttentionFit.
+
+    All that is wanted if that ends the entry and fits, else the most granules that fit; 0 for none. Only
+    numbers go in and no other function is called, so that a simulator can compile this one as it is.
+    """
+    most = -(-wanted_tokens // granule_tokens)
+    if wanted_tokens < tokens:
+        most = wanted_tokens // granule_tokens
+    fitting, too_many, granules = 0, most + 1, most
+    while too_many - fitting > 1:
+        bsz_tokens = min(granules * granule_tokens, wanted_tokens)
+        seen = bsz_tokens * cached_tokens + bsz_tokens * (bsz_tokens + 1) // 2
+        entry_s = per_entry_s + per_token_s * bsz_tokens + per_pair_s * seen
+        if spent_s + entry_s <= quota_s:
+            fitting = granules
+        else:
+            too_many = granules
+        granules = (fitting + too_many) // 2
+    return min(fitting * granule_tokens, wanted_tokens)
+
+
 def _largest_that_fits(
     entry: PrefillEntry,
     wanted_tokens: int,
@@ -121,7 +169,19 @@ def _largest_that_fits(
     quota_s: float,
     granule_tokens: int,
 ) -> int:
-    """All that is wanted if it ends the entry and fits, else the most granules that fit; 0 for none."""
+    """`largest_that_fits` by any estimate."""
+    if isinstance(time, AttentionFit):
+        return largest_that_fits(
+            entry.cached_tokens,
+            entry.tokens,
+            wanted_tokens,
+            time.per_entry_s,
+            time.per_pair_s,
+            time.per_token_s,
+            spent_s,
+            quota_s,
+            granule_tokens,
+        )
 
     def fits(bsz_tokens: int) -> bool:
         return spent_s + time.entry_s(entry.cached_tokens, bsz_tokens) <= quota_s

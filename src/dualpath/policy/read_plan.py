@@ -3,10 +3,31 @@
 The PE side reads the tokens `[0, x)`, the DE side `[x, hit)`.
 
 - `pe`, `de`: x = hit, x = 0.
-- `shorter` (the paper): all on the side whose node has the shorter read queue.
+- `shorter` (the paper): all on the side whose node has the shorter read queue, as last reported.
 - `split` (ours; the paper leaves it as future work): both sides end together. With read queues q and
   read rates r, (q_pe + x) / r_pe = (q_de + hit - x) / r_de gives
   x = (r_pe (q_de + hit) - r_de q_pe) / (r_pe + r_de), cut to [0, hit] and rounded to whole blocks.
+- `steady` (ours): both sides, so that all nodes of a cluster are equally busy; the formula below.
+
+`steady`. Let a side's node read r tokens a second and be one of n of its role. A storage NIC serves its reads
+together: a part takes longer by all that is read beside it, and a request waits for the slower of its parts.
+
+- When nothing else is read, both parts end together if x : hit - x = w_pe : w_de with w = r.
+- When much is, what counts is that all NICs are equally busy. Each request is read by one node of each role,
+  so the roles' shares must be as what all of their nodes read: w = n r.
+- In between, so many of a role's nodes read at once as there are requests that are read, this one with
+  them: w = r min(n, 1 + u / hit), where u is what all nodes of the cluster still have to read.
+- Nodes of a role are not equally busy, and one may be slow. If the PE side read d more, with
+  (q_pe + d) / r_pe = (q_de - d) / r_de, both would be even; each request adds d / STEADY to x. All of d at
+  once is worse: requests are assigned in bursts, whatever a group's fetch finds waiting, and then their
+  parts differ widely for a difference that ends with the burst. But it must not shrink beside long queues,
+  as a factor on the weights would: where fetches give one node more requests than another, it has to
+  make up for them for ever.
+
+So x = hit w_pe / (w_pe + w_de) + (r_pe q_de - r_de q_pe) / (r_pe + r_de) / STEADY, cut to [0, hit] and
+rounded to whole blocks. Here q, as in u, is what a node was given to read and has not said to have read,
+which is known of all nodes at the same instant. Reports are of different instants: what was read in
+between would be taken for a difference.
 
 Ties, equal queues or half a block, go to `tie`: the side whose node has read less so far, then the
 lower node id. (Always taking the PE side leaves the storage NICs less balanced.)
@@ -19,13 +40,17 @@ from dualpath.policy.cluster import NodeState
 from dualpath.policy.config import ReadPlanKind
 from dualpath.policy.events import ReadPlan
 
-__all__ = ["plan_reads", "side_that_read_less", "split_tokens"]
+__all__ = ["STEADY", "plan_reads", "side_that_read_less", "split_tokens", "steady_tokens"]
+
+STEADY = 40
+"""By simulation: with less, bursts make reads slower; with more, a slow node is left too much."""
 
 _PE = Side.PE
 _DE = Side.DE
 _PLAN_PE = ReadPlanKind.PE
 _PLAN_DE = ReadPlanKind.DE
 _PLAN_SHORTER = ReadPlanKind.SHORTER
+_PLAN_SPLIT = ReadPlanKind.SPLIT
 
 
 def plan_reads(
@@ -36,10 +61,13 @@ def plan_reads(
     de_queue_tokens: int,
     pe_read_rate: int,
     de_read_rate: int,
+    pe_nodes: int,
+    de_nodes: int,
+    unread_tokens: int,
     block_tokens: int,
     tie: Side,
 ) -> ReadPlan:
-    """The plan for `hit_tokens`, a multiple of `block_tokens`. Rates in tokens a second."""
+    """The plan for `hit_tokens`, a multiple of `block_tokens`. Rates in tokens a second, of a node."""
     if kind is _PLAN_PE:
         pe_tokens = hit_tokens
     elif kind is _PLAN_DE:
@@ -49,13 +77,26 @@ def plan_reads(
             pe_tokens = hit_tokens if tie is _PE else 0
         else:
             pe_tokens = hit_tokens if pe_queue_tokens < de_queue_tokens else 0
-    else:
+    elif kind is _PLAN_SPLIT:
         pe_tokens = split_tokens(
             hit_tokens,
             pe_queue_tokens,
             de_queue_tokens,
             pe_read_rate,
             de_read_rate,
+            block_tokens,
+            tie,
+        )
+    else:
+        pe_tokens = steady_tokens(
+            hit_tokens,
+            pe_queue_tokens,
+            de_queue_tokens,
+            pe_read_rate,
+            de_read_rate,
+            pe_nodes,
+            de_nodes,
+            unread_tokens,
             block_tokens,
             tie,
         )
@@ -71,11 +112,41 @@ def split_tokens(
     block_tokens: int,
     tie: Side,
 ) -> int:
-    """x of the module's formula: tokens that the PE side reads, a multiple of `block_tokens`."""
+    """x of `split`: tokens that the PE side reads, a multiple of `block_tokens`."""
     share = pe_read_rate * (de_queue_tokens + hit_tokens) - de_read_rate * pe_queue_tokens
+    return _whole_blocks(share, pe_read_rate + de_read_rate, hit_tokens, block_tokens, tie)
+
+
+def steady_tokens(
+    hit_tokens: int,
+    pe_queue_tokens: int,
+    de_queue_tokens: int,
+    pe_read_rate: int,
+    de_read_rate: int,
+    pe_nodes: int,
+    de_nodes: int,
+    unread_tokens: int,
+    block_tokens: int,
+    tie: Side,
+) -> int:
+    """x of `steady`: tokens that the PE side reads, a multiple of `block_tokens`.
+
+    Rates and numbers of nodes are 1 or more, the rest 0 or more.
+    """
+    reading = hit_tokens + unread_tokens
+    pe_weight = pe_read_rate * min(pe_nodes * hit_tokens, reading)
+    weights = pe_weight + de_read_rate * min(de_nodes * hit_tokens, reading)
+    uneven = pe_read_rate * de_queue_tokens - de_read_rate * pe_queue_tokens
+    rates = STEADY * (pe_read_rate + de_read_rate)
+    share = hit_tokens * pe_weight * rates + uneven * weights
+    return _whole_blocks(share, weights * rates, hit_tokens, block_tokens, tie)
+
+
+def _whole_blocks(share: int, parts: int, hit_tokens: int, block_tokens: int, tie: Side) -> int:
+    """`share / parts` tokens, rounded to blocks and cut to [0, hit]."""
     if share <= 0:
         return 0
-    whole = (pe_read_rate + de_read_rate) * block_tokens
+    whole = parts * block_tokens
     blocks, rest = divmod(share, whole)
     if 2 * rest > whole or (2 * rest == whole and tie is _PE):
         blocks += 1

@@ -15,6 +15,8 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dualpath.base.ids import RequestId
 
 if TYPE_CHECKING:
@@ -84,8 +86,8 @@ def state_diagram() -> str:
     return "\n".join(lines)
 
 
-class RequestState:
-    """One attempt of a request. Owned by the scheduler; mutable.
+class RequestState(msgspec.Struct, eq=False):
+    """One attempt of a request. Owned by the scheduler; mutable, equal only to itself.
 
     `tokens`: the prompt's. `hbm_tokens`: what the decode engine must reserve. `buffer_tokens`: the
     prompt rounded up to blocks, what each staging buffer must hold. `prefill`, `decode`: what it
@@ -93,47 +95,20 @@ class RequestState:
     `returned`: it was put back into a queue, so that younger requests may have overtaken it.
     """
 
-    __slots__ = (
-        "arrival",
-        "attempt",
-        "buffer_tokens",
-        "de_unread_tokens",
-        "decode",
-        "group",
-        "hbm_tokens",
-        "hit_tokens",
-        "id",
-        "pe_unread_tokens",
-        "phase",
-        "prefill",
-        "returned",
-        "tokens",
-    )
-
-    def __init__(
-        self,
-        request: RequestId,
-        arrival: int,
-        attempt: int,
-        tokens: int,
-        hit_tokens: int,
-        hbm_tokens: int,
-        buffer_tokens: int,
-    ) -> None:
-        self.id = request
-        self.arrival = arrival
-        self.attempt = attempt
-        self.tokens = tokens
-        self.hit_tokens = hit_tokens
-        self.hbm_tokens = hbm_tokens
-        self.buffer_tokens = buffer_tokens
-        self.phase = Phase.WAITING
-        self.prefill: Hold | None = None
-        self.decode: Hold | None = None
-        self.group: GroupState | None = None
-        self.returned = attempt > 0
-        self.pe_unread_tokens = 0
-        self.de_unread_tokens = 0
+    id: RequestId
+    arrival: int
+    attempt: int
+    tokens: int
+    hit_tokens: int
+    hbm_tokens: int
+    buffer_tokens: int
+    returned: bool = False
+    phase: Phase = Phase.WAITING
+    prefill: Hold | None = None
+    decode: Hold | None = None
+    group: GroupState | None = None
+    pe_unread_tokens: int = 0
+    de_unread_tokens: int = 0
 
     def move(self, trigger: Trigger) -> bool:
         """Follow `TRANSITIONS`; False, and no change, when the trigger means nothing in this phase."""

@@ -19,7 +19,8 @@ engine of each role that has any; what ended has left no trace.
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import RequestId, Role, Side
@@ -78,31 +79,24 @@ class Scheduler:
         # In order of arrival: a new attempt takes the place of its predecessor.
         self._requests: dict[RequestId, RequestState] = {}
         self._placement = make_placement(config, self._members, self._queues)
-        self._planner = make_planner(config)
+        self._planner = make_planner(config, self._members)
         self._totals = Totals()
         self._next_arrival = 0
+        self._handlers: dict[type[Event], Callable[[Any], list[Instruction]]] = {
+            EngineJoined: self._joined,
+            EngineLost: self._lost,
+            RequestArrived: self._arrived,
+            GroupFetched: self._fetched,
+            ReadProgressed: self._read_progressed,
+            PrefillDone: self._prefill_done,
+            RequestFinished: self._finished,
+            RequestAborted: self._aborted,
+            AttemptFailed: self._attempt_failed,
+        }
 
     def handle(self, event: Event) -> list[Instruction]:
         """The instructions that follow from the event, in the order in which they must be executed."""
-        if isinstance(event, ReadProgressed):
-            return self._read_progressed(event)
-        if isinstance(event, RequestArrived):
-            return self._arrived(event)
-        if isinstance(event, PrefillDone):
-            return self._prefill_done(event)
-        if isinstance(event, RequestFinished):
-            return self._finished(event)
-        if isinstance(event, GroupFetched):
-            return self._fetched(event)
-        if isinstance(event, RequestAborted):
-            return self._aborted(event)
-        if isinstance(event, AttemptFailed):
-            return self._attempt_failed(event)
-        if isinstance(event, EngineJoined):
-            return self._joined(event)
-        if isinstance(event, EngineLost):
-            return self._lost(event)
-        assert_never(event)
+        return self._handlers[type(event)](event)
 
     def waiting(self) -> Waiting:
         """Queue lengths now; O(decode groups)."""
@@ -242,6 +236,7 @@ class Scheduler:
             hit_tokens,
             prompt_tokens + new_tokens,
             -(-prompt_tokens // block_tokens) * block_tokens,
+            attempt > 0,
         )
         reason = self._refusal(request)
         if reason is not None:
@@ -255,13 +250,18 @@ class Scheduler:
 
     def _refusal(self, request: RequestState) -> RejectReason | None:
         """Why no engine can serve it. A role without engines cannot say: the request waits for one."""
-        for role, capacity in self._members.capacity.items():
+        capacities = self._members.capacity
+        hbm_tokens, buffer_tokens = request.hbm_tokens, request.buffer_tokens
+        if capacities[_DECODE].holds(hbm_tokens, buffer_tokens) and capacities[_PREFILL].holds(
+            0, buffer_tokens
+        ):
+            return None
+        for role, capacity in capacities.items():
             if not capacity:
                 if self._config.reject_without_engines:
                     return RejectReason.NO_ENGINE
                 continue
-            hbm_tokens = 0 if role is _PREFILL else request.hbm_tokens
-            if not capacity.holds(hbm_tokens, request.buffer_tokens):
+            if not capacity.holds(0 if role is _PREFILL else hbm_tokens, buffer_tokens):
                 return RejectReason.TOO_LONG
         return None
 
@@ -296,6 +296,7 @@ class Scheduler:
             return
         pe.assign(request, prefill, plan.pe_tokens)
         de.assign(request, decode, plan.de_tokens)
+        self._members.unread_tokens += request.hit_tokens
         request.pe_unread_tokens = plan.pe_tokens
         request.de_unread_tokens = plan.de_tokens
         request.move(_ASSIGNED)
@@ -309,10 +310,13 @@ class Scheduler:
         tokens = event.tokens
         if event.side is _PE:
             request.pe_unread_tokens -= tokens
-            prefill.engine.node.done_tokens += tokens
+            node = prefill.engine.node
         else:
             request.de_unread_tokens -= tokens
-            decode.engine.node.done_tokens += tokens
+            node = decode.engine.node
+        node.done_tokens += tokens
+        node.unread_tokens -= tokens
+        self._members.unread_tokens -= tokens
         pe_unread, de_unread = request.pe_unread_tokens, request.de_unread_tokens
         if tokens < 0 or pe_unread < 0 or de_unread < 0:
             raise InvariantViolation(
@@ -409,13 +413,19 @@ class Scheduler:
         self._drop_holds(request)
 
     def _drop_holds(self, request: RequestState) -> None:
-        self._drop(request, request.prefill)
-        self._drop(request, request.decode)
+        prefill, decode = request.prefill, request.decode
+        if prefill is not None and decode is not None:
+            prefill.engine.node.unread_tokens -= request.pe_unread_tokens
+            decode.engine.node.unread_tokens -= request.de_unread_tokens
+            self._members.unread_tokens -= request.pe_unread_tokens + request.de_unread_tokens
+        self._drop(request, prefill)
+        self._drop(request, decode)
         request.prefill = None
         request.decode = None
 
     def _drop(self, request: RequestState, hold: Hold | None) -> None:
-        if hold is not None and hold.engine.drop(request, hold):
+        if hold is not None and hold.counted:
+            hold.engine.drop(request, hold)
             group = hold.engine.group
             if group.role is _DECODE:
                 self._placement.touch(group)

@@ -215,8 +215,9 @@ class ServeConfig(Config, frozen=True, kw_only=True):
     read_path: Annotated[
         ReadPlanKind,
         option(
-            "Side that reads stored KV: both, in proportion to their queues (split), the one with the "
-            "shorter read queue (the published design), or always one.",
+            "Side that reads stored KV: both, in proportion to their queues (split); both, so that all "
+            "nodes of a larger cluster are equally busy (steady); the one with the shorter read queue "
+            "(the published design); or always one.",
             group="Scheduling",
         ),
     ] = ReadPlanKind.SPLIT

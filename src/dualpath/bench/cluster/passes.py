@@ -23,8 +23,8 @@ from dualpath.bench.replay import (
     run_load,
 )
 from dualpath.bench.replay.figures import ended_well
-from dualpath.bench.traces.model import Session
 from dualpath.testbed import Testbed
+from dualpath.traces.model import Session
 
 __all__ = ["Pass", "PassFailed", "play", "watch"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dualpath.bench.cluster.results import Measurements
 from dualpath.bench.harness import BenchResult
-from dualpath.bench.report.chart import Axis, BarChart, Bars, Limit, Line, LineChart, shown
-from dualpath.bench.report.page import (
+from dualpath.report.chart import Axis, BarChart, Bars, Limit, Line, LineChart, shown
+from dualpath.report.page import (
     Card,
     CardRow,
     Cell,

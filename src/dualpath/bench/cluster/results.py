@@ -27,14 +27,15 @@ _POOLED = "split"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One system on one topology in one round. `alone_ttft_s`: of single requests on the idle cluster;
-    `alone_read_over_compute`: of such a request, seconds of reading by seconds of prefill. `long`: of the
-    agents that append much. None: not measured."""
+    """One system on one topology in one round. Of single requests on the idle cluster: `alone_ttft_s`;
+    `alone_s`, until the end of the answer; `alone_read_over_compute`, seconds of reading by seconds of
+    prefill. `long`: of the agents that append much. None: not measured."""
 
     topology: str
     system: str
     offline: Pass | None = None
     alone_ttft_s: tuple[float, ...] = ()
+    alone_s: tuple[float, ...] = ()
     alone_read_over_compute: float | None = None
     long: Pass | None = None
 
@@ -66,7 +67,8 @@ class Measurements:
             "pool_utilisation_by_topology": self.pool_utilisation(_POOLED),
             "balance_by_system": self._by_topology(self.balance),
             "hit_rate": self._by_topology(self._hit_rate),
-            "ttft_alone_s": self._by_system(self._alone_s),
+            "ttft_alone_s": self._by_system(self._alone_ttft_s),
+            "alone_s": self._by_system(self._alone_s),
             "read_over_compute": self._read_over_compute(),
             "jct_long_s": self._by_system(self._long_s),
             "hit_rate_long": self._by_system(self._long_hit_rate),
@@ -189,6 +191,11 @@ class Measurements:
 
     def _alone_s(self, system: str) -> float | None:
         return _median(
+            seconds for each in self.measured if each.system == system for seconds in each.alone_s
+        )
+
+    def _alone_ttft_s(self, system: str) -> float | None:
+        return _median(
             ttft_s
             for each in self.measured
             if each.system == system
@@ -197,8 +204,8 @@ class Measurements:
 
     def _ttft_gain(self) -> float | None:
         """The better of the single sides by both."""
-        single = [self._alone_s("basic"), self._alone_s("decode side")]
-        both = self._alone_s("split")
+        single = [self._alone_ttft_s("basic"), self._alone_ttft_s("decode side")]
+        both = self._alone_ttft_s("split")
         known = [each for each in single if each is not None]
         return None if both is None or len(known) < len(single) else min(known) / both
 

@@ -14,13 +14,13 @@ from dualpath.bench.cluster.workload import paper_shape
 from dualpath.bench.harness import Figure
 from dualpath.bench.replay import TokenSource
 from dualpath.bench.replay_command import TokenRange
-from dualpath.bench.traces.model import Trace
 from dualpath.engine.model_source import ModelFiles, load_config
 from dualpath.kv.layout import KVLayout
 from dualpath.serve.cluster import describe_model
 from dualpath.serve.config import Device, Dtype, ServeConfig
 from dualpath.testbed import TestbedConfig
 from dualpath.testbed.bed import TCP_SHARE
+from dualpath.traces.model import Trace
 
 __all__ = [
     "BenchModelFacts",

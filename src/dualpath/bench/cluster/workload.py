@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualpath.base.errors import ConfigError
-from dualpath.bench.traces.model import (
+from dualpath.traces.model import (
     AppendPrompt,
     BlockPrompt,
     Session,

@@ -40,8 +40,8 @@ from dualpath.bench.replay.load import OnlineLoad
 from dualpath.bench.replay.records import Run
 from dualpath.bench.replay.runner import run_load
 from dualpath.bench.server import ServeProcess
-from dualpath.bench.traces import open_trace
 from dualpath.engine.model_source import ModelSpec, cache_directory, resolve_model
+from dualpath.traces import open_trace
 
 __all__ = [
     "Agreement",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dualpath.base.slo import SLO_METRICS
 from dualpath.bench.replay.load import Limits
 from dualpath.bench.replay.settings import API_KEYS, STATISTICS
-from dualpath.bench.replay.slo import SLO_METRICS
 from dualpath.bench.replay.steady import SteadyRule
-from dualpath.bench.traces.catalog import BUILT_IN, FORMATS
-from dualpath.bench.traces.mooncake import BLOCK_TOKENS
-from dualpath.bench.traces.select import FIRST_ROUND_TOKENS
+from dualpath.traces.catalog import BUILT_IN, FORMATS
+from dualpath.traces.mooncake import BLOCK_TOKENS
+from dualpath.traces.select import FIRST_ROUND_TOKENS
 
 __all__ = ["add_arguments"]
 

@@ -20,9 +20,9 @@ from dualpath.bench.replay.records import Run
 from dualpath.bench.replay.search import RateSearch
 from dualpath.bench.replay.slo import Slo
 from dualpath.bench.replay.steady import Verdict
-from dualpath.bench.traces.arrivals import by_start, poisson, recorded
-from dualpath.bench.traces.model import Trace
-from dualpath.bench.traces.select import FIRST_ROUND_TOKENS, take_sessions
+from dualpath.traces.arrivals import by_start, poisson, recorded
+from dualpath.traces.model import Trace
+from dualpath.traces.select import FIRST_ROUND_TOKENS, take_sessions
 
 __all__ = [
     "INTERRUPTED",

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeGuard
 
+from dualpath.base.slo import SLO_METRICS
 from dualpath.bench.harness import Figure
 from dualpath.bench.replay.figures import ended_well, errors_by_kind, run_figures
 from dualpath.bench.replay.figures import measured as due
 from dualpath.bench.replay.records import ReplayRecord, RequestRecord, Run
-from dualpath.bench.replay.slo import SLO_METRICS, Slo
+from dualpath.bench.replay.slo import Slo
 
 __all__ = [
     "FIGURES",

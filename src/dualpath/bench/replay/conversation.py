@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from dualpath.base.errors import ConfigError, InvariantViolation
 from dualpath.bench.replay.tokens import Form, RunKind, TokenSource
-from dualpath.bench.traces.model import AppendPrompt, BlockPrompt, Session, TextPrompt, Turn
+from dualpath.traces.model import AppendPrompt, BlockPrompt, Session, TextPrompt, Turn
 
 __all__ = ["Conversation", "PromptBody", "TokenSource"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dualpath.bench.replay.steady import SteadyRule
-from dualpath.bench.traces.model import Session
+from dualpath.traces.model import Session
 
 __all__ = ["Limits", "OfflineLoad", "OnlineLoad", "Tally"]
 

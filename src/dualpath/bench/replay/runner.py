@@ -27,7 +27,7 @@ from dualpath.bench.replay.load import Limits, OfflineLoad, OnlineLoad, Tally
 from dualpath.bench.replay.records import RequestRecord, Run, ServerSample, SessionRecord
 from dualpath.bench.replay.server_metrics import used
 from dualpath.bench.replay.steady import SteadyState, Verdict
-from dualpath.bench.traces.model import Session
+from dualpath.traces.model import Session
 
 __all__ = ["CLIENT_LIMIT", "Converse", "run_load"]
 

@@ -6,19 +6,14 @@ Pure. Knows records of requests, no servers. Invariant: a request that failed me
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from dualpath.base.errors import ConfigError
+from dualpath.base.slo import parse_limits
 from dualpath.bench.replay.records import RequestRecord
 
-__all__ = ["SLO_METRICS", "Slo", "parse_slo"]
-
-SLO_METRICS = ("ttft", "ttst", "tpot", "e2e")
-_UNITS_S = {"s": 1.0, "ms": 1e-3}
-_LIMIT = re.compile(r"(?P<metric>[a-z0-9]+)=(?P<number>[0-9.]+(?:e-?[0-9]+)?)(?P<unit>[a-z]*)")
+__all__ = ["Slo", "parse_slo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +50,4 @@ class Slo:
 
 def parse_slo(text: str) -> Slo:
     """Of `ttft=4s,tpot=50ms`. Raises ConfigError that says what is allowed."""
-    limits: dict[str, float] = {}
-    for part in text.replace(" ", "").split(","):
-        match = _LIMIT.fullmatch(part)
-        if match is None:
-            raise ConfigError(
-                f"--slo: expected METRIC=TIME such as ttft=4s,tpot=50ms, got {part!r}"
-            )
-        metric, unit = match["metric"], match["unit"]
-        if metric not in SLO_METRICS:
-            raise ConfigError(
-                f"--slo: unknown metric {metric!r}, allowed: {', '.join(SLO_METRICS)}"
-            )
-        if unit not in _UNITS_S:
-            raise ConfigError(f"--slo: {part!r} needs a unit, one of: {', '.join(_UNITS_S)}")
-        if metric in limits:
-            raise ConfigError(f"--slo: {metric} is given twice")
-        try:
-            limits[metric] = float(match["number"]) * _UNITS_S[unit]
-        except ValueError:
-            raise ConfigError(f"--slo: {match['number']!r} in {part!r} is no number") from None
-        if not 0 < limits[metric] < math.inf:
-            raise ConfigError(f"--slo: {part!r}: a limit is above 0")
-    return Slo(limits)
+    return Slo(parse_limits(text))

@@ -1,4 +1,4 @@
-"""Self-contained HTML reports: one file, no network."""
+"""HTML reports of replays, on the pages of `dualpath.report`."""
 
 from dualpath.bench.report.replay_report import write_report
 

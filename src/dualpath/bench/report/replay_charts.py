@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from dualpath.bench.replay.comparison import LoadPoint, Measured, common_loads, loads
 from dualpath.bench.replay.figures import OTHER_PART, ttft_parts
 from dualpath.bench.replay.records import RequestRecord, SessionRecord
-from dualpath.bench.report.chart import (
+from dualpath.bench.report.server_series import Series, over_groups
+from dualpath.report.chart import (
     LINE_POINTS,
     Axis,
     BarChart,
@@ -23,8 +24,7 @@ from dualpath.bench.report.chart import (
     cdf_line,
     thinned,
 )
-from dualpath.bench.report.page import Absent, Panel, View
-from dualpath.bench.report.server_series import Series, over_groups
+from dualpath.report.page import Absent, Panel, View
 
 __all__ = [
     "Curve",

@@ -9,10 +9,10 @@ from dualpath.bench.replay.comparison import Measured, differences, labels, meas
 from dualpath.bench.replay.records import ReplayRecord
 from dualpath.bench.report import replay_charts as charts
 from dualpath.bench.report import replay_tables as tables
-from dualpath.bench.report.chart import Axis, Limit, shown
-from dualpath.bench.report.page import Absent, Notice, Page, Panel, Section, render
 from dualpath.bench.report.replay_charts import Curve
 from dualpath.bench.report.server_series import Series, balance, gauges, over_groups, rates
+from dualpath.report.chart import Axis, Limit, shown
+from dualpath.report.page import Absent, Notice, Page, Panel, Section, render
 
 __all__ = ["replay_page", "write_report"]
 

@@ -22,8 +22,8 @@ from dualpath.bench.replay.comparison import (
 from dualpath.bench.replay.figures import errors_by_kind
 from dualpath.bench.replay.figures import measured as due
 from dualpath.bench.replay.records import ReplayRecord
-from dualpath.bench.report.chart import shown
-from dualpath.bench.report.page import Card, CardRow, Cell, Notice, Section, Table, Verdict
+from dualpath.report.chart import shown
+from dualpath.report.page import Card, CardRow, Cell, Notice, Section, Table, Verdict
 
 __all__ = [
     "cards",
