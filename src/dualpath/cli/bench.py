@@ -22,11 +22,9 @@ from typing import cast
 import dualpath.bench
 from dualpath.base.errors import ConfigError
 from dualpath.bench.harness import BenchModule, BenchResult, Figure, stderr_progress
+from dualpath.cli.main import ExitCode
 
 __all__ = ["Benchmark", "add_arguments", "find_benchmarks", "run"]
-
-
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         print(result.to_json(), flush=True)
     else:
         getattr(module, "show", _print_table)(result)
-    return _INTERRUPTED if result.interrupted else 0
+    return ExitCode.INTERRUPTED if result.interrupted else 0
 
 
 def _string_constants(tree: ast.Module) -> dict[str, str]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dualpath.base.config_cli import add_config_arguments, config_from_args
 from dualpath.base.errors import ConfigError
+from dualpath.cli.main import ExitCode
 from dualpath.report.page import check_charts
 from dualpath.sim.plan.settings import PlanSettings
 
 __all__ = ["add_arguments", "run"]
 
-_INTERRUPTED = 130
 
 _EPILOG = """\
 examples:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         print(plan.to_json(), flush=True)
     else:
         print_plan(plan, Console())
-    return _INTERRUPTED if plan.was_interrupted else 0
+    return ExitCode.INTERRUPTED if plan.was_interrupted else 0
 
 
 def _directory(path: Path) -> Path:

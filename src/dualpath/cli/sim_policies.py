@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dualpath.base.errors import ConfigError
 from dualpath.bench.harness import BenchResult, Figure
+from dualpath.cli.main import ExitCode
+from dualpath.cli.sweep_flags import add_sweep_flags, check_sweep_flags
 
 if TYPE_CHECKING:
     from dualpath.sim.experiments.trial import Measured, Trial
 
 __all__ = ["add_arguments", "run"]
 
-_INTERRUPTED = 130
 _EPILOG = """\
 examples:
   dualpath sim policies split
       Rules that divide reads between both sides, against the shorter queue.
   dualpath sim policies all --json
-      Everything, as in docs/results/policies.json.
+      Everything, as in docs/results/policies_*.json.
 
 It needs pip install 'dualpath[sim]', no GPU and no torch. What the results say: docs/results/policies.md.
 """
@@ -35,25 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="split, order, thresholds, hierarchy, roles, or all (default: all).",
     )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="Processes that simulate at once (default: one a core).",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="Of traces and arrivals (default: 0)."
-    )
+    add_sweep_flags(parser)
     parser.add_argument(
         "--json", action="store_true", help="Print the result as one line of JSON, nothing else."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    for flag, value, least in (("--workers", args.workers, 1), ("--seed", args.seed, 0)):
-        if value < least:
-            raise ConfigError(f"{flag}: expected a whole number >= {least}, got {value}")
+    check_sweep_flags(args)
     # Imported here so that `--help` needs no numba.
     from rich.console import Console
 
@@ -99,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for name, figures in found.items():
             _print(name, figures, 0)
-    return _INTERRUPTED if interrupted else 0
+    return ExitCode.INTERRUPTED if interrupted else 0
 
 
 def _print(name: str, value: Figure, depth: int) -> None:

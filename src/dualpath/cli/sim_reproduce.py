@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath.base.errors import ConfigError
 from dualpath.bench.harness import BenchResult, Figure
+from dualpath.cli.main import ExitCode
+from dualpath.cli.sweep_flags import add_sweep_flags, check_sweep_flags
 
 if TYPE_CHECKING:
     from dualpath.sim.reproduction import Reproduction
 
 __all__ = ["add_arguments", "run"]
 
-_INTERRUPTED = 130
 _PIPED_WIDTH = 120
 """Columns of the table where the width of the terminal is unknown."""
 
@@ -42,16 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="table1, fig7 to fig14, table3, workingset, or all (default: all).",
     )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="Processes that simulate at once (default: one a core).",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="Of traces and arrivals (default: 0)."
-    )
+    add_sweep_flags(parser)
     parser.add_argument(
         "--sensitivity",
         action="store_true",
@@ -69,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for flag, value, least in (("--workers", args.workers, 1), ("--seed", args.seed, 0)):
-        if value < least:
-            raise ConfigError(f"{flag}: expected a whole number >= {least}, got {value}")
+    check_sweep_flags(args)
     if args.output is not None and args.output.exists() and not args.output.is_dir():
         raise ConfigError(f"--output: expected a directory, got the file {str(args.output)!r}")
     # Imported here so that `--help` needs no numba.
@@ -107,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         print(line, flush=True)
     else:
         _print_tables(found)
-    return _INTERRUPTED if played.was_interrupted else 0
+    return ExitCode.INTERRUPTED if played.was_interrupted else 0
 
 
 def _command() -> str:

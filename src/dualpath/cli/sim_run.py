@@ -10,6 +10,7 @@ import msgspec
 
 from dualpath.base.errors import ConfigError
 from dualpath.bench.harness import BenchResult, Figure
+from dualpath.cli.main import ExitCode
 
 if TYPE_CHECKING:
     from dualpath.sim.case import Case
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_INTERRUPTED = 130
 _HORIZON_S = 4500.0
 
 _EPILOG = """\
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         print(BenchResult("sim-run", figures, _setup(args)).to_json(), flush=True)
     else:
         _print_table(summary, online=args.rate is not None)
-    return _INTERRUPTED if outcome.was_interrupted else 0
+    return ExitCode.INTERRUPTED if outcome.was_interrupted else 0
 
 
 def _check(args: argparse.Namespace) -> None:

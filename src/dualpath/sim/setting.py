@@ -25,12 +25,13 @@ from dualpath.sim.costs import (
 )
 from dualpath.sim.hardware import Hardware
 from dualpath.sim.model import ModelShape
+from dualpath.sim.paper_traces import PAPER_TRACES
 
 __all__ = ["Assumptions", "Deployment", "System", "prepare"]
 
 _GB = 1e9
 _NO_QUOTA_S = 1e9
-_CONTEXT_TOKENS, _APPEND_TOKENS = 32_721, 429
+_TURN = PAPER_TRACES["64k"]
 
 
 class System(StrEnum):
@@ -180,10 +181,11 @@ def prepare(
 
 def _tokens_per_s(costs: PrefillCosts) -> float:
     """That an engine processes, stored ones included, on the mean turn of the paper's 64K trace."""
-    attention_s = costs.attention_entry_s + costs.attention_token_s * _APPEND_TOKENS
-    attention_s += costs.attention_pair_s * pairs(_CONTEXT_TOKENS, _APPEND_TOKENS)
-    step_s = costs.step_s(attention_s, _APPEND_TOKENS)
-    return (_CONTEXT_TOKENS + _APPEND_TOKENS) / step_s
+    context_tokens, append_tokens = int(_TURN.context_tokens), int(_TURN.append_tokens)
+    attention_s = costs.attention_entry_s + costs.attention_token_s * append_tokens
+    attention_s += costs.attention_pair_s * pairs(context_tokens, append_tokens)
+    step_s = costs.step_s(attention_s, append_tokens)
+    return (context_tokens + append_tokens) / step_s
 
 
 def _policy_of(system: System, policy: PolicyConfig, a: Assumptions) -> PolicyConfig:
