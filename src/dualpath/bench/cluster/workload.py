@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualpath.base.errors import ConfigError
+from dualpath.sim.paper_traces import PAPER_TRACES
 from dualpath.traces.model import (
     AppendPrompt,
     BlockPrompt,
@@ -28,11 +29,6 @@ __all__ = [
     "text_workload",
     "workload",
 ]
-
-PAPER_CONTEXT_TOKENS = 32_721
-PAPER_APPEND_TOKENS = 429
-PAPER_OUTPUT_TOKENS = 176
-"""Means of the paper's trace of 64K (its table 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +56,12 @@ class Shape:
 
 def paper_shape(context_tokens: int, turns: int) -> Shape:
     """The means of the paper's longest trace, append and generation scaled as the context is."""
-    scale = context_tokens / PAPER_CONTEXT_TOKENS
+    means = PAPER_TRACES["64k"]
+    scale = context_tokens / means.context_tokens
     return Shape(
         context_tokens,
-        max(1, round(PAPER_APPEND_TOKENS * scale)),
-        max(2, round(PAPER_OUTPUT_TOKENS * scale)),
+        max(1, round(means.append_tokens * scale)),
+        max(2, round(means.output_tokens * scale)),
         turns,
     )
 
