@@ -102,6 +102,17 @@ def test_without_layerwise_prefill_the_step_copies() -> None:
     assert times == pytest.approx(expected, abs=1e-6)
 
 
+def test_the_front_end_takes_its_time_of_every_request() -> None:
+    """The scheduler hears of a request later than the agent asked."""
+    front_end_s = 0.25
+    slower = cluster(gpus=1, fetch_s=0.0, front_end_s=front_end_s)
+    expected = timeline(**EXPECTED | {"assigned": front_end_s})
+    assert second_turn(slower) == pytest.approx(expected, abs=1e-6)
+    first, _ = Simulation(slower, PE_READS, work(TURNS)).run().records
+    assert first.arrived_s == 0.0
+    assert first.assigned_s == front_end_s
+
+
 def test_a_bypass_reads_and_moves_nothing() -> None:
     oracle = replace(POLICY, scheduler=SchedulerKind.ORACLE)
     simulation = Simulation(ONE, oracle, work(TURNS))

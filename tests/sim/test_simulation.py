@@ -71,7 +71,7 @@ def test_a_run_keeps_its_golden_figures() -> None:
     ttft_s = outcome.records.first_token_s - outcome.records.arrived_s
     figures = outcome.jct_s, float(ttft_s.mean()), outcome.snic_utilization()
     assert figures == pytest.approx(
-        (9.788918333333335, 0.6956013412051952, 0.5918256886060449), rel=1e-9
+        (9.965839630003499, 0.6996321608697902, 0.5813191410276893), rel=1e-9
     )
 
 
@@ -160,14 +160,26 @@ def test_groups_fetch_in_turn() -> None:
 
     starts_s = [1.0, 50.0]
     Simulation(LARGER, POLICY, work([(9, 2, 0.0)], [(9, 2, 0.0)], starts_s=starts_s), log=log).run()
-    # Spread over the roles, one in `fetch_s` of each; none while nobody is there.
-    assert [each.group for each in fetched[:6]] == ["d0", "p0", "d1", "d2", "p1", "d3"]
-    times = np.array([each.now_s for each in fetched])
-    gaps = np.diff(times)
-    assert gaps[gaps < 1] == pytest.approx(CLUSTER.fetch_s / 6)
-    assert (gaps > 1).sum() == 1
-    assert times[0] == pytest.approx(1.0, abs=CLUSTER.fetch_s / 6)
+    # Each once a round, those of a role evenly spread; no round while nobody is there.
+    assert [each.group for each in fetched[:6]] == ["p0", "d0", "d1", "p1", "d2", "d3"]
+    for role, count in (("p", 2), ("d", 4)):
+        times = np.array([each.now_s for each in fetched if each.group.startswith(role)])
+        gaps = np.diff(times)
+        assert gaps[gaps < 1] == pytest.approx(CLUSTER.fetch_s / count)
+        assert (gaps > 1).sum() == 1
+        assert times[0] == pytest.approx(1.0, abs=1.01 * CLUSTER.fetch_s)
     assert arrived == starts_s
+
+
+def test_groups_of_a_role_get_as_many_requests() -> None:
+    """However many groups the other role has, and also when prefill takes all that waits."""
+    everything = replace(POLICY, beta_tokens=1 << 40)
+    for decode_nodes in (1, 2, 3):
+        uneven = cluster(prefill_nodes=2, decode_nodes=decode_nodes)
+        records = Simulation(uneven, everything, many(80, 10, seed=1)).run().records
+        later = records[records.turn > 1]
+        on_the_first = (later.prefill < uneven.gpus).mean()
+        assert on_the_first == pytest.approx(0.5, abs=0.1), decode_nodes
 
 
 def test_engines_report_what_they_have() -> None:
@@ -255,6 +267,7 @@ def test_a_cluster_takes_no_instruction_that_it_cannot_carry_out(
         ("cnic_bytes_s", float("nan")),
         ("memory_bytes_s", float("nan")),
         ("read_latency_s", -1.0),
+        ("front_end_s", float("inf")),
         ("fetch_s", float("nan")),
         ("decode_hbm_tokens", 0),
         ("prefill", replace(PREFILL, base_s=-1.0)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from dualpath.base.errors import ConfigError
@@ -144,6 +147,30 @@ def test_each_task_with_its_result(workers):
 def test_an_error_of_a_task_is_raised(workers):
     with pytest.raises(ConfigError, match="negative"):
         list(each_in_workers(squared, [1, -1], workers))
+
+
+def test_workers_end_with_their_parent():
+    """Also when it cannot tell them."""
+    code = (
+        "import multiprocessing, sys, time\n"
+        "from dualpath.sim.workers import each_in_workers\n"
+        "if __name__ == '__main__':\n"
+        "    results = each_in_workers(time.sleep, [0, 600, 600], 2)\n"
+        "    next(results)\n"
+        "    print(*[each.pid for each in multiprocessing.active_children()], flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(workers) == 2
+        parent.kill()
+    assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
 def test_no_tasks():

@@ -52,7 +52,7 @@ def test_one_request_takes_the_sum_of_its_parts(system: str, read_s: float) -> N
 
 
 def test_each_turn_finds_the_whole_conversation_and_costs_a_request() -> None:
-    work = msgspec.structs.replace(RUN, turns=3, agents=2).work()
+    work = msgspec.structs.replace(RUN, turns=3, agents=2).work(1.0)
     assert work.prompt_tokens.tolist() == [1034, 1050, 1066] * 2
     assert work.reused_tokens.tolist() == [1024, 1040, 1056] * 2
     assert work.delay_s.tolist() == [0, 0.5, 0.5] * 2
@@ -67,11 +67,11 @@ def test_more_nodes_read_faster_with_the_systems_that_use_them() -> None:
     assert basic / jct_s(run, RATES, "split", decode=2) > 2.2
 
 
-def test_slowdown_goes_in_straight_lines() -> None:
+def test_slowdown_is_the_mean_over_how_many_compute_at_once() -> None:
     rates = msgspec.structs.replace(RATES, slowdown=(1.0, 1.5, 3.0))
-    given = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-    assert [rates.slowdown_with(each) for each in given] == [1.0, 1.25, 1.5, 2.25, 3.0, 4.5]
-    assert RATES.slowdown_with(2.0) == 1.0
+    given: list[list[float]] = [[], [0.5], [1.0], [0.5, 0.5], [1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert [rates.slowdown_beside(each) for each in given] == [1.0, 1.25, 1.5, 1.75, 3.0, 4.5]
+    assert RATES.slowdown_beside([1.0, 1.0]) == 1.0
 
 
 def test_engines_that_share_cores_are_slower_as_far_as_they_compute_at_once() -> None:

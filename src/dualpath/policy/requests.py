@@ -72,6 +72,10 @@ def _transitions() -> dict[tuple[Phase, Trigger], Phase]:
 
 
 TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = _transitions()
+# By phase first: looked up at every event.
+_MOVES: dict[Phase, dict[Trigger, Phase]] = {phase: {} for phase in Phase}
+for (_before, _trigger), _after in TRANSITIONS.items():
+    _MOVES[_before][_trigger] = _after
 
 
 def state_diagram() -> str:
@@ -112,7 +116,7 @@ class RequestState(msgspec.Struct, eq=False):
 
     def move(self, trigger: Trigger) -> bool:
         """Follow `TRANSITIONS`; False, and no change, when the trigger means nothing in this phase."""
-        after = TRANSITIONS.get((self.phase, trigger))
+        after = _MOVES[self.phase].get(trigger)
         if after is None:
             return False
         self.phase = after

@@ -73,7 +73,7 @@ FITTED: tuple[Fitted, ...] = (
         0.05,
         1.0,
         "of kernels' shares",
-        ("fig11.tpot", "table3.2p4d.jct"),
+        ("fig11.tpot", "fig10.660b.capacity", "table3.2p4d.jct"),
         "likewise of decode: a few dozen sequences a GPU, expert-parallel exchanges of small messages in "
         "each layer, and nothing that says how much the published engine hides of them",
     ),
@@ -102,21 +102,13 @@ FITTED: tuple[Fitted, ...] = (
         "how much less KV fits on Basic's prefill engines, which hold batches of all layers",
     ),
     Fitted(
-        "fetch_s",
-        0.3,
-        2.0,
+        "front_end_s",
+        0.1,
+        1.0,
         "s",
         ("fig11.ttft",),
-        "how often a leader asks the scheduler for work; the paper gives no interval",
-    ),
-    Fitted(
-        "submit_s",
-        1e-6,
-        7e-6,
-        "s",
-        ("fig11.ttst",),
-        "submitting a Layer Block of the copy to the decode engine's device: the paper gives 5 to 7 us for a "
-        "copy and about 1 us for an RDMA write",
+        "from an agent's request until the scheduler has it: HTTP, tokenising and hashing the whole prompt, "
+        "looking up its blocks; the paper does not take TTFT apart",
     ),
 )
 
@@ -125,13 +117,19 @@ ASSUMED: tuple[Assumed, ...] = (
     Assumed("decode_launch_s", "s a layer", "decode steps are recorded and replayed: small"),
     Assumed("read_cap_bytes_s", "bytes/s", "of one read: what clients of such stores reach"),
     Assumed("read_latency_s", "s", "of one read, metadata included: assumed"),
+    Assumed(
+        "submit_s",
+        "s",
+        "a Layer Block of the copy to the device; paper: 5 to 7 us for a copy, about 1 us for "
+        "an RDMA write: between them",
+    ),
+    Assumed("fetch_s", "s", "a leader's fetches: assumed; the paper gives no interval"),
     Assumed("reserved_share", "of HBM", "activations, recorded graphs and the runtime: usual"),
     Assumed("buffer_bytes", "bytes", "paper: 80 GB a node; 320 GB for Qwen2.5-32B"),
     Assumed("alpha_s", "s", "paper: alpha is what a node reads in 3 s"),
     Assumed("beta_s", "s", "paper: beta is what a GPU processes in 5 s"),
     Assumed("quota_s", "s", "paper: 300 ms"),
-    Assumed("chunk_tokens", "tokens", "of a batch under the quota: rarely reached"),
-    Assumed("chunk_tokens_without_quota", "tokens", "of a batch: assumed; hardly matters"),
+    Assumed("chunk_tokens", "tokens", "of a batch, usual; with the quota rarely reached"),
 )
 
 
@@ -148,6 +146,19 @@ CHOICES: tuple[Choice, ...] = (
         "the 48K trace with 2,000 agents, on which it could be fitted as well",
         "the paper names them for its scaling of appends, and its speed-ups there hold the ablation's; "
         "fitted on the other, the best speed-up came out larger than published",
+    ),
+    Choice(
+        ("fig11.ttft", "fig12.dual-path", "fig12.scheduling"),
+        "leaders fetch twice a second, and a front end takes its time of every request",
+        "a longer interval, fitted on TTFT, and nothing before it",
+        "requests then went in bursts to the group that fetched first, and scheduling gained nothing over "
+        "round robin",
+    ),
+    Choice(
+        ("fig11.ttst", "table3.44p88d.ttst"),
+        "submitting a Layer Block takes 3 us",
+        "another value between those of the paper",
+        "TTST is published for two clusters and differs; between the values that either would ask for",
     ),
     Choice(
         ("fig10.660b.capacity",),

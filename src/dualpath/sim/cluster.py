@@ -63,6 +63,8 @@ class Cluster:
     decode_buffer_tokens: int
     decode_hbm_tokens: int
 
+    front_end_s: float = 0.0
+    """From an agent's request until the scheduler has it: HTTP, tokenising, hashing, lookup of its blocks."""
     fetch_s: float = 0.0
     """A group's leader fetches work so often; 0: at once, when anything may have changed."""
 
@@ -91,7 +93,14 @@ class Cluster:
                 raise ConfigError(f"{field}: expected more than 0, got {getattr(self, field)}")
         finite = {
             field: getattr(self, field)
-            for field in ("snic_bytes_s", "cnic_bytes_s", "read_latency_s", "submit_s", "fetch_s")
+            for field in (
+                "snic_bytes_s",
+                "cnic_bytes_s",
+                "read_latency_s",
+                "submit_s",
+                "front_end_s",
+                "fetch_s",
+            )
         }
         for part in ("prefill", "decode", "fit"):
             for field, value in msgspec.structs.asdict(getattr(self, part)).items():

@@ -61,38 +61,39 @@ class System(StrEnum):
 class Assumptions:
     """See `calibration.py` for sources and ranges."""
 
-    prefill_share: float = 0.49
+    prefill_share: float = 0.53
     """Of what kernels reach alone (`Efficiency`), that prefill steps do: products, attention, collectives."""
-    decode_share: float = 0.13
+    decode_share: float = 0.134
     """Likewise of decode, whose batches are small."""
     memory_share: float = 0.8
     """Of HBM's bytes/s, where reading it is what takes the time."""
-    prefill_launch_s: float = 1.05e-3
+    prefill_launch_s: float = 1.04e-3
     """A layer of a prefill step: launches, and scheduling between steps."""
     decode_launch_s: float = 50e-6
     """Likewise of decode, whose launches are recorded."""
-    snic_share: float = 0.63
+    snic_share: float = 0.667
     """Of a storage NIC's rate, that reads reach."""
     read_cap_bytes_s: float = 4 * _GB
     """Of one read."""
     read_latency_s: float = 0.1
-    submit_s: float = 3.9e-6
+    submit_s: float = 3.0e-6
     """One Layer Block of the copy to the decode engine's device."""
     reserved_share: float = 0.1
     """Of HBM, for everything but weights and KV."""
-    whole_prefill_share: float = 0.1345
+    whole_prefill_share: float = 0.133
     """More of it where a prefill engine holds whole requests: activations of all layers' batches."""
     buffer_bytes: float = 80 * _GB
     """Staging buffers of a node."""
-    fetch_s: float = 1.3
+    front_end_s: float = 0.45
+    """From an agent's request until the scheduler has it."""
+    fetch_s: float = 0.5
     """Between two fetches of a group."""
     alpha_s: float = 3.0
     beta_s: float = 5.0
     """Seconds of reading and of processing for the thresholds of the same names (paper, scheduling)."""
     quota_s: float = 0.3
     chunk_tokens: int = 8192
-    """Of a batch with the quota, and the next without."""
-    chunk_tokens_without_quota: int = 3600
+    """Of a batch."""
 
     @property
     def prefill(self) -> Efficiency:
@@ -167,6 +168,7 @@ def prepare(
         prefill_room_tokens=room_tokens,
         decode_buffer_tokens=buffer_tokens,
         decode_hbm_tokens=kv_capacity_tokens(model, hardware, decode_ranks, a.reserved_share),
+        front_end_s=a.front_end_s,
         fetch_s=a.fetch_s,
     )
     policy = PolicyConfig(
@@ -202,9 +204,4 @@ def _policy_of(system: System, policy: PolicyConfig, a: Assumptions) -> PolicyCo
             scheduler = SchedulerKind.BASIC
         case System.BLIND:
             scheduler = SchedulerKind.ROUND_ROBIN
-    return replace(
-        policy,
-        scheduler=scheduler,
-        quota_s=_NO_QUOTA_S,
-        max_batch_tokens=a.chunk_tokens_without_quota,
-    )
+    return replace(policy, scheduler=scheduler, quota_s=_NO_QUOTA_S)

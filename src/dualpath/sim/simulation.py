@@ -6,9 +6,8 @@ itself, and starts a prefill when all reads are complete, as the policy is known
 checked.
 
 Deterministic: the same cluster, policy and workload give the same events, instructions and records. Leaders
-fetch every `Cluster.fetch_s`, spread evenly over that time in a fixed order, prefill and decode groups
-mixed; or, when it is 0, at once and in the order in which the product's driver answers its standing
-fetches.
+fetch every `Cluster.fetch_s`, those of a role spread evenly over that time in a fixed order; or, when it
+is 0, at once and in the order in which the product's driver answers its standing fetches.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ from dualpath.sim.workload import Workload
 __all__ = ["EventLog", "Simulation"]
 
 _PE, _DE = Side.PE, Side.DE
-_DONE = ("time_s", "kind", "slot", "tokens", "turn", "hit_tokens", "output_tokens")
 _REPORTED = ("seen", "requests", "tokens", "free_hbm_tokens")
 _CHECK_FETCHES = 4096
 """After so many fetches progress is told, and looked for."""
@@ -100,16 +98,18 @@ class Simulation:
         # Without the record view, whose access is slow from Python.
         self._clock = self._state.clock.view(np.ndarray)
         self._done = self._state.log.view(np.ndarray)
+        # All of a log entry but its time, which comes first, are whole numbers.
+        self._done_ints = self._done.view(np.int64).reshape(len(self._done), -1)[:, 1:]
+        self._log_full = int(self._clock["log_full"][0])
         self._work = work
         self._decide = self._scheduler.handle if log is None else _logged(self._scheduler, log)
-        self._slots: dict[RequestId, int] = {}
         self._ids: list[RequestId] = [RequestId("")] * work.agents
         self._engine_index: dict[EngineId, int] = {}
         self._events = 0
         self._next_fetch = 0
         self._assigned: list[Assign] = []
         self._by_node = self._join()
-        self._groups = _mixed(
+        self._rounds = _rounds(
             self._by_node[: cluster.prefill_nodes], self._by_node[cluster.prefill_nodes :]
         )
 
@@ -160,21 +160,23 @@ class Simulation:
         return groups
 
     def _run_fetching(self, until_s: float, progress: Callable[[float, int], None] | None) -> None:
-        groups, clock = self._groups, self._clock
+        rounds, clock = self._rounds, self._clock
         live, unfinished = clock["live"], clock["unfinished_agents"]
-        step_s = self._cluster.fetch_s / len(groups)
+        fetch_s = self._cluster.fetch_s
         while unfinished[0]:
             if not live[0]:
                 # Nothing to fetch before somebody arrives.
-                soonest = math.floor(self._state.heap[0].time_s / step_s)
-                self._next_fetch = max(self._next_fetch, soonest)
+                soonest = self._state.heap[0].time_s // fetch_s
+                self._next_fetch = max(self._next_fetch, int(soonest) * len(rounds))
             fetch = self._next_fetch
-            at_s = fetch * step_s
+            number, place = divmod(fetch, len(rounds))
+            share, group = rounds[place]
+            at_s = (number + share) * fetch_s
             if at_s > until_s:
                 self._advance(until_s)
                 return
             self._advance(at_s)
-            self._fetch(groups[fetch % len(groups)])
+            self._fetch(group)
             if self._assigned:
                 self._assign()
             self._next_fetch = fetch + 1
@@ -218,24 +220,24 @@ class Simulation:
         return [self._by_node[node] for node in nodes]
 
     def _advance(self, until_s: float) -> None:
-        while taken := advance(self._kernel, until_s, False):
+        taken = self._log_full
+        while taken >= self._log_full:
+            taken = advance(self._kernel, until_s, False)
             self._drain(taken)
 
     def _drain(self, taken: int) -> None:
         """Tell the policy what happened."""
-        slots, ids, decide = self._slots, self._ids, self._decide
+        ids, decide = self._ids, self._decide
         event: Event
-        # Column by column is faster than as records.
-        columns = [self._done[name][:taken].tolist() for name in _DONE]
-        for now_s, kind, slot, tokens, turn, hit_tokens, new_tokens in zip(*columns, strict=True):
+        # Lists of numbers are faster than a record at a time.
+        times_s, entries = self._done["time_s"][:taken].tolist(), self._done_ints[:taken].tolist()
+        for now_s, entry in zip(times_s, entries, strict=True):
+            kind, slot, tokens, turn, hit_tokens, new_tokens = entry
             if kind == ARRIVED:
-                request = ids[slot] = RequestId(f"{slot}.{turn}")
-                slots[request] = slot
-                event = RequestArrived(request, tokens, hit_tokens, new_tokens, now_s)
+                ids[slot] = RequestId(f"{slot}.{turn}")
+                event = RequestArrived(ids[slot], tokens, hit_tokens, new_tokens, now_s)
             elif kind == FINISHED:
-                request = ids[slot]
-                del slots[request]
-                event = RequestFinished(request, now_s)
+                event = RequestFinished(ids[slot], now_s)
             elif kind == PREFILL_DONE:
                 event = PrefillDone(ids[slot], 0, now_s)
             else:
@@ -287,7 +289,7 @@ class Simulation:
             return []
         rows = [
             (
-                self._slots[each.request],
+                int(each.request.partition(".")[0]),
                 index[each.prefill],
                 index[each.decode],
                 each.plan.pe_tokens,
@@ -339,11 +341,9 @@ def _load(group: _Group) -> tuple[float, GroupId]:
     return float(tokens.mean()), group.id
 
 
-def _mixed(first: list[_Group], second: list[_Group]) -> list[_Group]:
-    """Both lists in one, each spread evenly."""
-    placed = [
-        ((2 * i + 1) / (2 * len(groups)), number, group)
-        for number, groups in enumerate((first, second))
-        for i, group in enumerate(groups)
-    ]
-    return [group for _, _, group in sorted(placed, key=lambda each: each[:2])]
+def _rounds(prefill: list[_Group], decode: list[_Group]) -> list[tuple[float, _Group]]:
+    """When each group fetches in a round, as a share of it, in order. Uneven gaps between the groups of a
+    role would give one of them more of the requests."""
+    groups = [(i / len(prefill), each) for i, each in enumerate(prefill)]
+    groups += [((i + 0.5) / len(decode), each) for i, each in enumerate(decode)]
+    return sorted(groups, key=lambda each: each[0])

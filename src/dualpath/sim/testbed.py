@@ -15,6 +15,7 @@ paper; on a testbed they are quicker. Storage and compute network cost no CPU ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,7 @@ class ComputeRates(msgspec.Struct, frozen=True, kw_only=True):
 
     A prefill batch: base, new tokens, query-key pairs. A decode step: base, sequences, tokens of their
     contexts; and `join_token_s` once for each token of a prompt that joins the decode batch.
-    `slowdown[n]`: how many times as long it takes while n others compute; in between, and beyond the last,
-    straight lines.
+    `slowdown[n]`: how many times as long it takes while n others compute; beyond the last, a straight line.
     """
 
     prefill_base_s: float
@@ -84,13 +84,25 @@ class ComputeRates(msgspec.Struct, frozen=True, kw_only=True):
         decode_s = step_s * steps + self.decode_context_token_s * contexts
         return prefill_s + self.join_token_s * prompt_tokens + decode_s
 
-    def slowdown_with(self, others: float) -> float:
-        """With so many other engines computing on average."""
+    def slowdown_beside(self, busy_shares: Sequence[float]) -> float:
+        """Beside others that compute for such shares of the time, each at times of its own.
+
+        The mean over how many compute at once: their mean number alone would tell less, because a third
+        on two cores costs more than a second.
+        """
+        chances = [1.0]
+        for share in busy_shares:
+            idle = [*(chance * (1 - share) for chance in chances), 0.0]
+            busy = [0.0, *(chance * share for chance in chances)]
+            chances = [a + b for a, b in zip(idle, busy, strict=True)]
+        return sum(chance * self._slowdown(others) for others, chance in enumerate(chances))
+
+    def _slowdown(self, others: int) -> float:
         known = self.slowdown
-        if len(known) < 2:
-            return known[0]
-        last = min(int(others), len(known) - 2)
-        return known[last] + (others - last) * (known[last + 1] - known[last])
+        last = len(known) - 1
+        if others <= last:
+            return known[others]
+        return known[last] + (others - last) * (known[last] - known[max(0, last - 1)])
 
 
 class TestbedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,16 +130,18 @@ class TestbedRun(msgspec.Struct, frozen=True, kw_only=True):
                 f"expected turns that generate 2 tokens or more, got {self.output_tokens}"
             )
 
-    def work(self) -> Workload:
+    def work(self, slower: float) -> Workload:
+        """`slower`: how many times as long a request takes outside of engines."""
+        request_s = self.request_s * slower
         first = Turn(AppendPrompt(self.context_tokens + self.append_tokens), self.output_tokens)
-        later = Turn(AppendPrompt(self.append_tokens), self.output_tokens, self.request_s)
+        later = Turn(AppendPrompt(self.append_tokens), self.output_tokens, request_s)
         session = Session("agent", (first, *(later,) * (self.turns - 1)))
         sessions = tuple(replace(session, id=f"agent {n}") for n in range(self.agents))
         work = offline(Trace("testbed", "trajectories", sessions), self.agents)
         # The beginning of each first prompt was stored before.
         reused_tokens = work.reused_tokens.copy()
         reused_tokens[work.first_turn[:-1]] = self.context_tokens
-        start_s = np.full(self.agents, self.request_s)
+        start_s = np.full(self.agents, request_s)
         return replace(work, reused_tokens=reused_tokens, start_s=start_s)
 
 
@@ -144,18 +158,19 @@ def predict(
     if system not in SYSTEMS:
         raise ConfigError(f"expected a system of {', '.join(SYSTEMS)}, got {system!r}")
     policy = _policy(run, system, prefill, decode)
-    slower = (1.0, 1.0)
+    slower, slower_requests = (1.0, 1.0), 1.0
     for _ in range(_ROUNDS):
-        outcome = Simulation(
-            _cluster(run, rates, slower, prefill, decode), policy, run.work()
-        ).run()
-        requests_busy = len(outcome.records) * run.request_s / outcome.end_s
-        prefill_busy, decode_busy = outcome.prefill_busy_share, outcome.decode_busy_share
-        all_busy = prefill * prefill_busy + decode * decode_busy + requests_busy
+        cluster = _cluster(run, rates, slower, prefill, decode)
+        outcome = Simulation(cluster, policy, run.work(slower_requests)).run()
+        requests_s = len(outcome.records) * run.request_s * slower_requests
+        requests = min(1.0, requests_s / outcome.end_s)
+        on_prefill = [outcome.prefill_busy_share] * prefill
+        on_decode = [outcome.decode_busy_share] * decode
         slower = (
-            rates.slowdown_with(all_busy - prefill_busy),
-            rates.slowdown_with(all_busy - decode_busy),
+            rates.slowdown_beside([*on_prefill[1:], *on_decode, requests]),
+            rates.slowdown_beside([*on_prefill, *on_decode[1:], requests]),
         )
+        slower_requests = rates.slowdown_beside([*on_prefill, *on_decode])
     return outcome
 
 

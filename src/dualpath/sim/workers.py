@@ -1,13 +1,16 @@
 """Runs independent tasks in worker processes. Results do not depend on how many there are, but their order
 does.
 
-Functions, tasks and results have to be picklable. Ctrl-C ends the workers at once.
+Functions, tasks and results have to be picklable. Ctrl-C ends the workers at once, and so does the end of
+this process, however it ends.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
@@ -33,7 +36,7 @@ def each_in_workers(
     executor = ProcessPoolExecutor(
         min(workers, max(1, len(tasks))),
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_ignore_ctrl_c,
+        initializer=_begin,
     )
     try:
         futures = {executor.submit(function, task): task for task in tasks}
@@ -47,6 +50,15 @@ def each_in_workers(
     executor.shutdown()
 
 
-def _ignore_ctrl_c() -> None:
-    """It goes to all processes of a terminal; the parent decides."""
+def _begin() -> None:
+    """In a worker. Ctrl-C goes to all processes of a terminal: the parent decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker holds both ends of its queue, and so would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

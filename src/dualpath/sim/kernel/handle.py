@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from dualpath.sim.kernel.jit import structref, types
@@ -18,6 +19,9 @@ class _HandleType(types.StructRef):  # type: ignore[misc]
 
 class Handle(structref.StructRefProxy):  # type: ignore[misc]
     """Fields as those of `State`, for compiled code only."""
+
+    # Looked up at each call. Numba's own property is a call into Python.
+    _numba_type_ = property(attrgetter("_type"))
 
     def __new__(cls, *arrays: object) -> Handle:
         return structref.StructRefProxy.__new__(cls, *arrays)  # type: ignore[no-any-return]

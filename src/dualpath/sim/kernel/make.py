@@ -85,7 +85,7 @@ def make_state(
     )
     # Starts are in order, and so a heap.
     starts = state.heap[:agents]
-    starts.time_s = work.start_s
+    starts.time_s = work.start_s + cluster.front_end_s
     starts.key = [event_key(ARRIVAL_EVENT, each) for each in range(agents)]
     starts.index = np.arange(agents)
     clock[0].heap_size = clock[0].pushed = agents
@@ -103,7 +103,15 @@ def _winners(places: int) -> Ints:
 def _parameters(cluster: Cluster, policy: PolicyConfig, window_s: float) -> Records:
     parameters = blank(1, PARAMETERS)
     p = parameters[0]
-    for name in ("kv_bytes_token", "layers", "layerwise", "isolated", "read_latency_s", "submit_s"):
+    for name in (
+        "kv_bytes_token",
+        "layers",
+        "layerwise",
+        "isolated",
+        "read_latency_s",
+        "submit_s",
+        "front_end_s",
+    ):
         p[name] = getattr(cluster, name)
     p.reads_in_order = cluster.reads_in_order
     p.block_tokens = policy.block_tokens

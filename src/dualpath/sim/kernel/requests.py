@@ -57,7 +57,7 @@ def arrive(s: State, slot: int) -> None:
     record.prompt_tokens = each.prompt_tokens
     record.hit_tokens = each.hit_tokens
     record.output_tokens = each.output_tokens
-    record.arrived_s = clock.now_s
+    record.arrived_s = clock.now_s - s.parameters[0].front_end_s
     tell_arrival(s, slot)
 
 
@@ -224,7 +224,7 @@ def release_room(s: State, side: int) -> None:
 
 @compiled
 def finish(s: State, slot: int) -> None:
-    """All tokens are there. The agent's next turn comes after its delay."""
+    """All tokens are there. The agent asks for its next turn after its delay."""
     clock = s.clock[0]
     each = s.slots[slot]
     leave(s, 2 * slot + 1)
@@ -234,6 +234,7 @@ def finish(s: State, slot: int) -> None:
     tell(s, FINISHED, slot, each.output_tokens)
     each.turn += 1
     if each.turn < s.first_turn[each.trajectory + 1]:
-        push_event(s, clock.now_s + s.delay_s[each.turn], ARRIVAL_EVENT, slot)
+        arrives_s = clock.now_s + s.delay_s[each.turn] + s.parameters[0].front_end_s
+        push_event(s, arrives_s, ARRIVAL_EVENT, slot)
     else:
         clock.unfinished_agents -= 1

@@ -57,6 +57,7 @@ PARAMETERS = np.dtype(
         ("isolated", "i8"),
         # Reads
         ("read_latency_s", "f8"),
+        ("front_end_s", "f8"),
         ("reads_in_order", "i8"),
         ("submit_s", "f8"),
         # Prefill: what a step really takes, and what the quota goes by
