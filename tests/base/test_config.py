@@ -33,6 +33,9 @@ class Example(Config, frozen=True, kw_only=True):
         None
     )
     retries: Annotated[int, option("Retries.", group="Second", env="EXAMPLE_RETRIES", ge=0)] = 3
+    peers: Annotated[
+        tuple[int, ...], option("Peers.", group="Second", env="EXAMPLE_PEERS", metavar="PEER", ge=1)
+    ] = ()
 
     def check(self) -> None:
         if self.limit == self.port:
@@ -88,11 +91,24 @@ def test_every_flag_arrives_in_its_type():
         ("--size 5parsecs", "--size: expected a size such as .* got '5parsecs'"),
         ("--limit 0", "--limit: expected a whole number >= 1, got 0"),
         ("--limit 80", "--limit must not be --port"),
+        ("--peers 1 0", "--peers: expected a whole number >= 1, got 0"),
+        ("--peers 1 x", "--peers: expected a whole number .* got 'x'"),
     ],
 )
 def test_wrong_flags_say_what_was_expected_and_what_came(arguments, message):
     with pytest.raises(ConfigError, match=message):
         parse("x", *arguments.split())
+
+
+def test_a_flag_of_many_values_takes_them_together_and_apart():
+    assert parse("x", "--peers", "1", "2", "--peers", "3").peers == (1, 2, 3)
+    assert parse("x", env={"EXAMPLE_PEERS": "4  5"}).peers == (4, 5)
+    assert parse("x").peers == ()
+    assert Example(name="x", peers=[6]).peers == (6,)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="EXAMPLE_PEERS: expected a whole number >= 1, got '4 0'"):
+        parse("x", env={"EXAMPLE_PEERS": "4 0"})
+    with pytest.raises(ConfigError, match="--peers"):
+        Example(name="x", peers=7)  # type: ignore[arg-type]
 
 
 def test_construction_in_code_is_checked_too():
@@ -146,6 +162,7 @@ def test_reference_has_every_flag():
         assert each.flag in text
     assert "| `--store TEXT`, `--no-store` | `here` | A \\| place. |" in text
     assert "Environment: `EXAMPLE_KEY`" in text
+    assert "| `--peers PEER...` | `none` | Peers." in text
     assert "Must be a whole number >= 0 and <= 65535." in text
     assert text.count("\n## ") + text.startswith("## ") == 2
 

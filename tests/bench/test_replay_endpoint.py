@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath.base.errors import ConfigError
-from dualpath.bench.replay import http_client
+from dualpath.base.origin import Origin
 from dualpath.bench.replay.answer_stream import AnswerReader, EventSplitter, error_message
 from dualpath.bench.replay.conversation import PromptBody
 from dualpath.bench.replay.endpoint import Answer, Endpoint, EndpointConfig
-from dualpath.bench.replay.http_client import Origin
 from dualpath.bench.replay.null_answers import NullConfig, serve_null
+from dualpath.http import connections
+from dualpath.http.answer import Head
 
 PROMPT = PromptBody(b"[1,2,3]", 3)
 DEADLINE_S = 20.0
@@ -170,7 +171,7 @@ def test_data_of_several_lines_is_joined_and_events_without_data_are_left_out() 
 
 def read(*events: object, tokens: int, exact: bool = True) -> Answer:
     reader = AnswerReader(tokens, exact=exact)
-    reader.on_head(200, "text/event-stream")
+    reader.on_head(Head(200, [(b"content-type", b"text/event-stream")]))
     for number, event in enumerate(events):
         reader.on_body(stream(event, done=False), float(number + 1))
     reader.on_body(stream(), 90.0)
@@ -369,7 +370,7 @@ def test_connections_that_the_server_closed_are_not_used_again() -> None:
 def test_connections_that_the_server_may_be_about_to_close_are_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_client, "_IDLE_LIMIT_S", 0.0)
+    monkeypatch.setattr(connections, "_IDLE_LIMIT_S", 0.0)
 
     async def work() -> None:
         scripted = Scripted(lambda path, body: CHUNKED_HEAD + chunked(BODY))

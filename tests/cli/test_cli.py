@@ -195,7 +195,7 @@ def test_reference_pages_are_those_of_the_code():
 def test_docs_are_written_and_checked(tmp_path, capsys):
     root = ["--root", str(tmp_path)]
     assert run("docs", "--check", *root) == 1
-    assert "docs/configuration.md, docs/metrics.md" in capsys.readouterr().err
+    assert "docs/configuration.md, docs/router-flags.md, docs/metrics.md" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     assert run("docs", *root) == 0
     assert run("docs", "--check", *root) == 0

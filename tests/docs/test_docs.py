@@ -24,7 +24,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FOREIGN_FLAGS = {"--no-deps", "--fix", "--strict", "--net"}
 """Of pip, ruff, mypy and nsenter."""
 
-FOREIGN_PAGES = {"load-tools.md", "peers.md"}
+FOREIGN_PAGES = {"load-tools.md", "peers.md", "vllm.md"}
 """Full of flags of other programs."""
 
 

@@ -90,7 +90,8 @@ def option(
 class Option:
     """One field of a `Config`, as the command line and the documentation see it.
 
-    `type` is the bare type without None; `required` tells that there is no default.
+    `type` is the bare type without None, that of one value where there are `many` (a tuple); `required` tells
+    that there is no default.
     """
 
     field: str
@@ -109,6 +110,7 @@ class Option:
     secret: bool
     example: str | None
     bounds: dict[str, float]
+    many: bool = False
 
     @property
     def flag(self) -> str:
@@ -132,6 +134,14 @@ class Option:
         """The value in the field's own type; ConfigError names the flag, what was expected and what came."""
         if value is None and self.optional:
             return None
+        if self.many:
+            if not isinstance(value, list | tuple):
+                raise self.error(value)
+            values = tuple(self._checked_one(each) for each in value)
+            return value if value == values else values
+        return self._checked_one(value)
+
+    def _checked_one(self, value: object) -> object:
         try:
             converted: object = msgspec.convert(value, self.type)
         except msgspec.ValidationError:
@@ -205,6 +215,9 @@ def _option_of(info: msgspec.structs.FieldInfo) -> Option:
     optional = get_origin(bare) in (Union, UnionType)
     if optional:
         (bare,) = (each for each in get_args(bare) if each is not NoneType)
+    many = get_origin(bare) is tuple
+    if many:
+        bare, _ = get_args(bare)
     choices: tuple[str, ...] = ()
     if get_origin(bare) is Literal:
         choices, bare = get_args(bare), str
@@ -222,6 +235,7 @@ def _option_of(info: msgspec.structs.FieldInfo) -> Option:
         default=None if required else info.default,
         description=meta.description or "",
         bounds=bounds,
+        many=many,
         **details,
     )
 

@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dualpath.base.config import Config, Option, Unit, format_bytes, options, parse_bytes
 from dualpath.base.errors import ConfigError
@@ -35,9 +35,13 @@ def config_from_args(
     for each in options(config_type):
         if hasattr(args, each.field):
             value = getattr(args, each.field)
+            if each.many:
+                value = tuple(_parse(each, text, each.flag) for group in value for text in group)
             values[each.field] = _parse(each, value, each.flag) if isinstance(value, str) else value
         elif each.env is not None and each.env in env:
-            value = _parse(each, env[each.env], each.env)
+            texts = env[each.env].split() if each.many else [env[each.env]]
+            parsed = tuple(_parse(each, text, each.env) for text in texts)
+            value = parsed if each.many else parsed[0]
             try:
                 values[each.field] = each.checked(value)
             except ConfigError:
@@ -76,6 +80,7 @@ def _add_argument(group: argparse._ArgumentGroup, each: Option) -> None:
         default=argparse.SUPPRESS,
         required=each.required,
         help=_help(each),
+        **(_MANY if each.many else {}),
     )
     if each.negatable:
         group.add_argument(
@@ -86,6 +91,10 @@ def _add_argument(group: argparse._ArgumentGroup, each: Option) -> None:
             default=argparse.SUPPRESS,
             help=f"Turn {each.flag} off.",
         )
+
+
+# A flag that takes several values may also be repeated.
+_MANY: dict[str, Any] = {"nargs": "+", "action": "append"}
 
 
 def _metavar(each: Option) -> str:
@@ -102,15 +111,17 @@ def _help(each: Option) -> str:
         text += f" Also from the environment: {each.env}."
     if each.example is not None:
         text += f" Example: {each.example}"
-    if not each.required and each.default is not None:
+    if not each.required and each.default not in (None, (), ""):
         text += f" (default: {_default(each)})"
     # argparse expands % in help texts.
     return text.replace("%", "%%")
 
 
 def _default(each: Option) -> str:
-    if each.secret or each.default is None:
+    if each.secret or each.default in (None, (), ""):
         return "none"
+    if isinstance(each.default, tuple):
+        return " ".join(map(str, each.default))
     if isinstance(each.default, bool):
         return "on" if each.default else "off"
     if each.unit is Unit.BYTES and isinstance(each.default, int):
@@ -137,7 +148,8 @@ def _parse_bool(text: str) -> bool:
 
 
 def _reference_row(each: Option) -> str:
-    flag = f"`{each.flag}`" if each.positional else f"`{each.flag} {_metavar(each)}`"
+    values = f"{_metavar(each)}..." if each.many else _metavar(each)
+    flag = f"`{each.flag}`" if each.positional else f"`{each.flag} {values}`"
     if each.type is bool:
         flag = f"`{each.flag}`, `--no-{each.flag[2:]}`"
     if each.negatable:

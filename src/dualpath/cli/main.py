@@ -60,6 +60,9 @@ COMMANDS = (
         "dualpath.cli.serve",
         "serve a model to OpenAI clients on prefill and decode engines",
     ),
+    Command(
+        "router", "dualpath.cli.router", "route OpenAI clients to pairs of vLLM servers, or to any"
+    ),
     Command("demo", "dualpath.cli.demo", "start a server, talk to it and replay agent sessions"),
     Command("bench", "dualpath.cli.bench", "measure one part of the system"),
     Command("plan", "dualpath.cli.plan", "how to divide a cluster, and what that gives"),

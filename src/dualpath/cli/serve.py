@@ -7,7 +7,7 @@ import logging
 import sys
 
 from dualpath.base.config_cli import add_config_arguments, config_from_args
-from dualpath.serve.config import ServeConfig
+from dualpath.serve.config import EngineKind, ServeConfig
 
 __all__ = ["add_arguments", "run"]
 
@@ -19,6 +19,8 @@ examples:
       A small real chat model; stored KV is read by both sides at once.
   DUALPATH_API_KEY=secret dualpath serve ./Qwen3-8B --host 0.0.0.0 --store /mnt/shared/kv
       Reachable from other hosts, with a key.
+  dualpath serve ./Qwen3-8B --engine vllm --prefill 1 --decode 2 --store /mnt/nvme/kv
+      vLLM servers with the connector, one GPU each, and the router before them.
 
 then:
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
@@ -41,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if config.engine is EngineKind.VLLM:
+        from dualpath.router.local_service import run_with_servers
+
+        return run_with_servers(config)
     # Imported here so that `dualpath serve --help` needs no server library.
     from dualpath.serve.app import run as run_server
 

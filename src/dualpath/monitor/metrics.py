@@ -295,9 +295,14 @@ _NOTHING = EngineSample(0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Metrics:
-    """Owns the instruments in a registry of its own, or in the one given. Use from one thread."""
+    """Owns the instruments in a registry of its own, or in the one given. Use from one thread.
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    `only`: the names of those that exist; another one's fact is then a bug of the caller. All, if absent.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, only: frozenset[str] | None = None
+    ) -> None:
         self.registry = registry or CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -309,7 +314,8 @@ class Metrics:
         self._traffic: set[_TrafficLabels] = set()
         self._last_traffic: dict[EngineId, Mapping[TrafficKey, PeerTraffic]] = {}
         for spec in TABLE:
-            self._declare(spec)
+            if only is None or spec.name in only:
+                self._declare(spec)
 
     def render(self) -> bytes:
         """The Prometheus text format."""
@@ -430,6 +436,11 @@ class Metrics:
 
     def engine_restarted(self, role: Role) -> None:
         self._counters["engine_restarts"].labels(role.value).inc()
+
+    def engine_load(self, engine: EngineId, *, requests: int, tokens: int) -> None:
+        """Of an engine that reports no more, as its load is known from outside."""
+        self._gauge("engine_requests").labels(engine).set(requests)
+        self._gauge("engine_tokens").labels(engine).set(tokens)
 
     def engine_sample(self, engine: EngineId, sample: EngineSample, now_s: float) -> None:
         """An engine's report at `now_s` (any monotonic origin); counters advance by the difference."""

@@ -35,7 +35,7 @@ from dualpath.serve.driver import Driver, DriverLimits
 from dualpath.serve.engine_config import EngineConfig
 from dualpath.serve.messages import Fatal, FromEngine, Shutdown
 from dualpath.serve.placement import EnginePlace, Placement, load_placement
-from dualpath.serve.processes import EngineProcesses, EngineSlot
+from dualpath.serve.processes import EngineProcesses, EngineSlot, start_engine
 from dualpath.store import UntouchedStore, open_store, printable_address
 from dualpath.store.catalog import Catalog
 from dualpath.store.contract import Store
@@ -169,7 +169,7 @@ class Cluster:
         )
         self._processes = EngineProcesses(
             self._slots(),
-            self._configure,
+            lambda slot: start_engine(slot, self._configure(slot)),
             lost=self._engine_lost,
             restarted=lambda slot: self.metrics.engine_restarted(slot.role),
         )

@@ -5,11 +5,12 @@ Knows nothing of how the settings are used. Sizes are in bytes, times in seconds
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from dualpath.base.config import Config, Unit, option
+from dualpath.base.config import Config, Unit, option, options
 from dualpath.base.errors import ConfigError
 from dualpath.base.ids import GiB, MiB
 from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
@@ -17,6 +18,7 @@ from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
 __all__ = [
     "Device",
     "Dtype",
+    "EngineKind",
     "KVLoadFailurePolicy",
     "LogLevel",
     "ServeConfig",
@@ -37,6 +39,11 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class EngineKind(StrEnum):
+    DUALPATH = "dualpath"
+    VLLM = "vllm"
+
+
 class TransferKind(StrEnum):
     AUTO = "auto"
     SHM = "shm"
@@ -54,6 +61,27 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+_OWN_ENGINES = frozenset(
+    {
+        "device",
+        "engines_per_group",
+        "transfer",
+        "transfer_connections",
+        "placement",
+        "transfer_timeout_s",
+        "store_timeout_s",
+        "quota_s",
+        "max_batch_tokens",
+        "max_running",
+        "kv_device_memory",
+        "engine_timeout_s",
+        "otlp_traces_endpoint",
+        "store_faults",
+    }
+)
+_VLLM_SERVERS = frozenset({"vllm_args", "gpus_per_server"})
 
 
 class ServeConfig(Config, frozen=True, kw_only=True):
@@ -108,6 +136,31 @@ class ServeConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
 
+    engine: Annotated[
+        EngineKind,
+        option(
+            "What computes: this package's own engines, or vLLM servers with DualPathConnector, started on "
+            "this host behind the router (docs/router.md).",
+            group="Cluster",
+        ),
+    ] = EngineKind.DUALPATH
+    vllm_args: Annotated[
+        str,
+        option(
+            "Further arguments of each vLLM server, quoted as in a shell; they come last.",
+            group="Cluster",
+            metavar="ARGS",
+            example="--vllm-args='--max-model-len 65536 --dtype bfloat16'",
+        ),
+    ] = ""
+    gpus_per_server: Annotated[
+        int,
+        option(
+            "GPUs of each vLLM server, its tensor-parallel ranks; 0 runs it on the CPU.",
+            group="Cluster",
+            ge=0,
+        ),
+    ] = 1
     prefill: Annotated[
         int, option("Number of prefill engines (PE), one process each.", group="Cluster", ge=1)
     ] = 1
@@ -224,7 +277,7 @@ class ServeConfig(Config, frozen=True, kw_only=True):
     scheduler: Annotated[
         SchedulerKind,
         option(
-            "Assignment of requests to engines; all but dualpath are baselines for comparison. "
+            "Assignment of requests to engines: dualpath, or a baseline to compare with. "
             "oracle reads, transfers and stores nothing, so its answers are not meaningful.",
             group="Scheduling",
         ),
@@ -394,6 +447,7 @@ class ServeConfig(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 "--api-key (DUALPATH_API_KEY): expected a non-empty key; leave it away for none"
             )
+        self._check_engine()
         self.policy()
         if self.oracle and self.store_faults is not None:
             raise ConfigError(
@@ -403,6 +457,21 @@ class ServeConfig(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 "--store: expected a directory, got ''; --no-store serves without one"
             )
+
+    def _check_engine(self) -> None:
+        """Refuse what the chosen engines would ignore."""
+        vllm = self.engine is EngineKind.VLLM
+        ignored = _OWN_ENGINES if vllm else _VLLM_SERVERS
+        for each in options(type(self)):
+            if each.field in ignored and getattr(self, each.field) != each.default:
+                hint = "; vLLM's own flags go to --vllm-args" if vllm else ""
+                raise ConfigError(f"{each.flag}: has no meaning with --engine {self.engine}{hint}")
+        if vllm and self.oracle:
+            raise ConfigError("--scheduler oracle: has no meaning with --engine vllm")
+        try:
+            shlex.split(self.vllm_args)
+        except ValueError as error:
+            raise ConfigError(f"--vllm-args: {error} in {self.vllm_args!r}") from None
 
     def policy(self) -> PolicyConfig:
         """What the scheduler is told."""

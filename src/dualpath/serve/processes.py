@@ -3,6 +3,8 @@
 An engine process gets its configuration as one line on standard input and ends when that pipe
 closes, so none outlives the frontend, however the frontend ends. A process that dies is
 started again as a new engine (a new incarnation with a new id); one that keeps dying is given up.
+
+`EngineProcesses` knows no engine: how a process is started and told to end is given to it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +22,9 @@ import msgspec
 from dualpath.base.ids import EngineId, GroupId, Role
 from dualpath.serve.engine_config import EngineConfig
 
-__all__ = ["EngineProcesses", "EngineSlot"]
+__all__ = ["EngineProcesses", "EngineSlot", "Process", "start_engine"]
+
+Process = asyncio.subprocess.Process
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,15 @@ _LONGEST_RETRY_S = 30.0
 _STABLE_S = 60.0
 """A process that lived this long was healthy: its next failure starts counting anew."""
 _MOST_FAILURES = 5
+
+
+def _close_pipe(process: Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _kill(process: Process) -> None:
+    process.kill()
 
 
 @dataclass(slots=True)
@@ -42,7 +55,7 @@ class EngineSlot:
     """Goes before the engine's command, and must end by executing it."""
     incarnation: int = 0
     failures: int = 0
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     started_s: float = 0.0
     given_up: bool = False
 
@@ -53,16 +66,18 @@ class EngineSlot:
 
 @dataclass(slots=True)
 class EngineProcesses:
-    """`configure(slot)` gives the configuration of the slot's next process.
+    """`spawn(slot)` starts the slot's next process.
 
     `lost(slot, engine, reason)` is called once for every process that ended unasked, `restarted(slot)`
-    when its successor is about to start.
+    when its successor is about to start. `end` tells a process to end, `destroy` makes it.
     """
 
     slots: Sequence[EngineSlot]
-    configure: Callable[[EngineSlot], EngineConfig]
+    spawn: Callable[[EngineSlot], Awaitable[Process]]
     lost: Callable[[EngineSlot, EngineId, str], None]
     restarted: Callable[[EngineSlot], None]
+    end: Callable[[Process], None] = _close_pipe
+    destroy: Callable[[Process], None] = _kill
     _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def start(self) -> None:
@@ -78,7 +93,7 @@ class EngineProcesses:
         """SIGKILL; the loss is then reported like any other."""
         slot = self.slot_of(engine)
         if slot is not None and slot.process is not None and self.runs(engine):
-            slot.process.kill()
+            self.destroy(slot.process)
 
     def runs(self, engine: EngineId) -> bool:
         """Whether the process of this engine lives; what still comes from a dead one is stale."""
@@ -102,13 +117,14 @@ class EngineProcesses:
             task.result()
         await asyncio.Event().wait()  # Every slot is given up: that is no failure of the watching.
 
-    async def stop(self, grace_s: float) -> None:
-        """Wait for processes that were asked to exit; close their pipe, then kill the rest."""
+    async def stop(self, grace_s: float, end_s: float = 2.0) -> None:
+        """Wait `grace_s` for those that were asked to exit, tell others to end, destroy after `end_s`."""
         for task in self._watchers.values():
             task.cancel()  # First: from now on none is started.
         await asyncio.gather(*self._watchers.values(), return_exceptions=True)
         processes = [slot.process for slot in self.slots if slot.process is not None]
-        for wait_s, end in ((grace_s, _close_pipe), (2.0, _kill), (5.0, _kill)):
+        stages = ((grace_s, self.end), (end_s, self.destroy), (5.0, self.destroy))
+        for wait_s, end in stages:
             running = [p for p in processes if p.returncode is None]
             if not running:
                 break
@@ -123,19 +139,7 @@ class EngineProcesses:
     async def _spawn(self, slot: EngineSlot) -> None:
         slot.incarnation += 1
         slot.started_s = time.monotonic()
-        config = self.configure(slot)
-        slot.process = await asyncio.create_subprocess_exec(
-            *slot.launch,
-            sys.executable,
-            "-m",
-            "dualpath.serve.engine_process",
-            stdin=asyncio.subprocess.PIPE,
-            env=_environment(config),
-            start_new_session=True,  # Ctrl-C in the terminal reaches the frontend only, which drains.
-        )
-        assert slot.process.stdin is not None
-        slot.process.stdin.write(msgspec.json.encode(config) + b"\n")
-        await asyncio.wait_for(slot.process.stdin.drain(), timeout=30)
+        slot.process = await self.spawn(slot)
         log.info("%s starts as process %d", slot.engine, slot.process.pid)
 
     async def _watch(self, slot: EngineSlot) -> None:
@@ -159,6 +163,22 @@ class EngineProcesses:
             await self._spawn(slot)
 
 
+async def start_engine(slot: EngineSlot, config: EngineConfig) -> Process:
+    """The process of one of our own engines, with its configuration on the way to it."""
+    process = await asyncio.create_subprocess_exec(
+        *slot.launch,
+        sys.executable,
+        "-m",
+        "dualpath.serve.engine_process",
+        stdin=asyncio.subprocess.PIPE,
+        env=_environment(config),
+        start_new_session=True,  # Ctrl-C in the terminal reaches the frontend only, which drains.
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(config) + b"\n")
+    return process
+
+
 def _environment(config: EngineConfig) -> dict[str, str]:
     """Threads must be limited before a native library starts its own.
 
@@ -171,12 +191,3 @@ def _environment(config: EngineConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
     }
-
-
-def _close_pipe(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    process.kill()

@@ -39,7 +39,7 @@ from dualpath.transfer.relations import Relation, Relations
 from dualpath.transfer.transport import Transport
 from dualpath.transfer.wire import Link
 
-__all__ = ["MIN_SECRET_BYTES", "SocketEndpoint"]
+__all__ = ["MIN_SECRET_BYTES", "SocketEndpoint", "tcp_address"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,11 @@ class _Address(msgspec.Struct, frozen=True):
     """An endpoint's public address: a location for each kind of transport."""
 
     locations: dict[str, str]
+
+
+def tcp_address(host: str, port: int) -> str:
+    """The address of an endpoint that is known to listen on this TCP port, for `Endpoint.connect`."""
+    return msgspec.json.encode(_Address({"tcp": f"{host}:{port}"})).decode()
 
 
 @dataclass(frozen=True, slots=True)

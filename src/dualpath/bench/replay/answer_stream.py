@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from dualpath.bench.replay.answer import Answer
+from dualpath.http import Head
 
 __all__ = ["AnswerReader", "EventSplitter", "error_message"]
 
@@ -144,9 +145,9 @@ class AnswerReader:
         self._error = ""
         self._detail = ""
 
-    def on_head(self, status: int, content_type: str) -> None:
-        self._status, self._content_type = status, content_type
-        if status != 200 or not content_type.startswith("text/event-stream"):
+    def on_head(self, head: Head) -> None:
+        self._status, self._content_type = head.status, head.content_type
+        if self._status != 200 or not self._content_type.startswith("text/event-stream"):
             self._plain = bytearray()
 
     def on_body(self, data: bytes, at_s: float) -> None:

@@ -18,15 +18,11 @@ import msgspec
 import dualpath
 from dualpath.base.errors import ConfigError
 from dualpath.base.ids import MiB
+from dualpath.base.origin import Origin
 from dualpath.bench.replay.answer import Answer
 from dualpath.bench.replay.answer_stream import AnswerReader, error_message
 from dualpath.bench.replay.conversation import PromptBody
-from dualpath.bench.replay.http_client import (
-    ConnectionPool,
-    HttpFailed,
-    Origin,
-    raise_descriptor_limit,
-)
+from dualpath.http import ConnectionPool, Head, HttpFailed, raise_descriptor_limit
 
 __all__ = ["Answer", "Endpoint", "EndpointConfig", "EndpointFacts", "Sender"]
 
@@ -304,8 +300,8 @@ class _Body:
         self.status = 0
         self.content = bytearray()
 
-    def on_head(self, status: int, content_type: str) -> None:
-        self.status = status
+    def on_head(self, head: Head) -> None:
+        self.status = head.status
 
     def on_body(self, data: bytes, at_s: float) -> None:
         self.content += data[: _BODY_LIMIT_BYTES - len(self.content)]

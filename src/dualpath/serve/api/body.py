@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from dualpath.base.errors import RequestError
-from dualpath.serve.api.settings import ApiSettings
 
-__all__ = ["convert_field", "invalid", "read_body"]
+__all__ = ["BodyLimits", "convert_field", "invalid", "read_body"]
 
 T = TypeVar("T")
+
+
+class BodyLimits(Protocol):
+    """How large a body may be, and how long it may take to arrive."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def body_timeout_s(self) -> float: ...
+
 
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
-async def read_body(request: Request, body_type: type[T], settings: ApiSettings) -> T:
+async def read_body(request: Request, body_type: type[T], limits: BodyLimits) -> T:
     """The decoded body; RequestError (400, 408, 413, 415) says what to change."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -28,7 +38,7 @@ async def read_body(request: Request, body_type: type[T], settings: ApiSettings)
             status=415,
             code="unsupported_media_type",
         )
-    content = await _read(request, settings)
+    content = await _read(request, limits)
     try:
         return msgspec.json.decode(content, type=body_type)
     except msgspec.ValidationError as error:
@@ -57,8 +67,8 @@ def invalid(error: msgspec.ValidationError, prefix: str = "") -> RequestError:
     return RequestError(message, param=param or None, code="invalid_value")
 
 
-async def _read(request: Request, settings: ApiSettings) -> bytes:
-    limit = settings.max_body_bytes
+async def _read(request: Request, limits: BodyLimits) -> bytes:
+    limit = limits.max_body_bytes
     too_large = RequestError(
         f"the body is larger than {limit} bytes (--max-body); send less at once",
         status=413,
@@ -69,14 +79,14 @@ async def _read(request: Request, settings: ApiSettings) -> bytes:
         raise too_large
     content = bytearray()
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
+        async with asyncio.timeout(limits.body_timeout_s):
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > limit:
                     raise too_large
     except TimeoutError:
         raise RequestError(
-            f"the body did not arrive within {settings.body_timeout_s:g} s",
+            f"the body did not arrive within {limits.body_timeout_s:g} s",
             status=408,
             code="timeout",
         ) from None

@@ -4,10 +4,13 @@ Sockets are asyncio's, the parser is httptools'. What arrives is handed on insid
 with its time: no task switch lies between, and none of the buffers of 256 KiB that `asyncio.Protocol` takes
 for each read. That is half of aiohttp's CPU a token event and a quarter a request (ADR 0013).
 
-Knows no JSON and no events. Invariants: a request goes out at once, on an idle connection or a new one, since
-a limit of connections would hold requests back unseen (coordinated omission); nothing is sent twice; proxies
-of the environment are not used; a connection whose exchange did not end well is closed. An exchange has no
-deadline of its own: the caller sets it, and cancelling closes the connection.
+Knows no JSON and no events. Invariants: a request goes out at once, on an idle connection or a new one,
+since a limit of connections would hold requests back unseen (coordinated omission); nothing is sent twice;
+proxies of the environment are not used; a connection whose exchange did not end well is closed. An exchange
+has no deadline of its own: the caller sets it, and cancelling closes the connection.
+
+`exchange` pushes an answer to a receiver as it comes; `open` gives an answer to pull from, which reads no
+faster than it is taken.
 """
 
 from __future__ import annotations
@@ -19,21 +22,15 @@ import resource
 import socket
 import ssl
 import time
-from dataclasses import dataclass
-from typing import Protocol, cast
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator
+from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from dualpath.base.errors import ConfigError, DualPathError
+from dualpath.base.origin import Origin
+from dualpath.http.answer import Head, HttpFailed, PulledAnswer, Receiver
 
-__all__ = [
-    "ConnectionPool",
-    "HttpFailed",
-    "Origin",
-    "Receiver",
-    "raise_descriptor_limit",
-]
+__all__ = ["ConnectionPool", "raise_descriptor_limit"]
 
 _READ_BYTES = 64 * 1024
 _HEAD_LIMIT_BYTES = 64 * 1024
@@ -42,68 +39,14 @@ _IDLE_LIMIT_S = 2.0
 _CLOSE_DEADLINE_S = 5.0
 
 
-class HttpFailed(DualPathError):
-    """An exchange that did not end. `kind`: "connect", "stream cut" or "bad answer"."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
-
-
-class Receiver(Protocol):
-    """Takes an answer as it comes. Called inside the event loop's callbacks: must be quick and not raise."""
-
-    def on_head(self, status: int, content_type: str) -> None: ...
-
-    def on_body(self, data: bytes, at_s: float) -> None:
-        """The next part, received at `at_s` of `time.perf_counter()`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a server is. `path` has no slash at its end."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str
-
-    @classmethod
-    def of(cls, url: str) -> Origin:
-        """Raises ConfigError for what is no http or https URL, and for one that holds a user or a key: it
-        would stand in every result."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"--base-url: {url!r} is no URL: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--base-url: expected http://HOST:PORT/v1, got {url!r}")
-        if "@" in parts.netloc or parts.query:
-            raise ConfigError(
-                f"--base-url: expected http://{parts.hostname}/v1 alone: no user, password or query; "
-                "a key goes to --api-key"
-            )
-        if not (parts.path.isascii() and parts.path.isprintable()) or " " in parts.path:
-            raise ConfigError(f"--base-url: {parts.path!r} has characters that no URL may have")
-        default = 443 if parts.scheme == "https" else 80
-        return cls(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"))
-
-    @property
-    def authority(self) -> str:
-        """For the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default = 443 if self.scheme == "https" else 80
-        return host if self.port == default else f"{host}:{self.port}"
-
-
 class ConnectionPool:
     """Connections to one server, as many as there are requests in flight; each is a file descriptor (see
-    `raise_descriptor_limit`). Owned by one event loop; close it."""
+    `raise_descriptor_limit`). Owned by one event loop; close it. Without `connect_timeout_s` the caller's
+    deadline is the only one for connecting too."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, *, connect_timeout_s: float | None = None) -> None:
         self._origin = origin
+        self._connect_timeout_s = connect_timeout_s
         self._tls = ssl.create_default_context() if origin.scheme == "https" else None
         self._buffer = memoryview(bytearray(_READ_BYTES))
         """One for all: it is emptied in the same callback that filled it."""
@@ -120,12 +63,21 @@ class ConnectionPool:
         `time.perf_counter()`, however much later this task runs. Raises HttpFailed."""
         connection = self._take_idle() or await self._connect()
         try:
-            return await connection.exchange(request, receiver)
+            return await connection.begin(request, receiver)
         finally:
-            if connection.reusable:
-                self._idle.append((connection, time.monotonic()))
-            else:
-                connection.abort()
+            self._give_back(connection)
+
+    @contextlib.asynccontextmanager
+    async def open(self, request: bytes) -> AsyncIterator[PulledAnswer]:
+        """Send, and read the answer inside the context, from its head on. Leaving before its end closes the
+        connection, which tells the server. Raises HttpFailed, here and when the answer is read."""
+        connection = self._take_idle() or await self._connect()
+        answer = PulledAnswer(connection)
+        try:
+            answer.ends_with(connection.begin(request, answer))
+            yield answer
+        finally:
+            self._give_back(connection)
 
     async def close(self) -> None:
         """Closes every connection, also of exchanges under way."""
@@ -137,6 +89,13 @@ class ConnectionPool:
         if closing:
             await asyncio.wait(closing, timeout=_CLOSE_DEADLINE_S)
 
+    def _give_back(self, connection: _Connection) -> None:
+        connection.end()
+        if connection.reusable:
+            self._idle.append((connection, time.monotonic()))
+        else:
+            connection.abort()
+
     def _take_idle(self) -> _Connection | None:
         """The one used last; if that is too old, all are."""
         while self._idle:
@@ -147,6 +106,13 @@ class ConnectionPool:
         return None
 
     async def _connect(self) -> _Connection:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                return await self._connect_any()
+        except TimeoutError:
+            raise HttpFailed("connect", f"not within {self._connect_timeout_s:g} s") from None
+
+    async def _connect_any(self) -> _Connection:
         loop = asyncio.get_running_loop()
         failure: OSError | None = None
         try:
@@ -172,13 +138,15 @@ class ConnectionPool:
             if address != self._addresses[0]:
                 self._addresses = [address]
             return connection
+        self._addresses = []  # It may have moved.
         assert failure is not None
         hint = "; raise `ulimit -n`" if failure.errno == errno.EMFILE else ""
         raise HttpFailed("connect", f"{failure}{hint}") from failure
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection; `exchange` runs once at a time. The parser calls the `on_*` methods."""
+    """One connection, with one exchange at a time: from `begin` to `end`. The parser calls the `on_*`
+    methods."""
 
     def __init__(self, buffer: memoryview, open_: set[_Connection]) -> None:
         self._buffer = buffer
@@ -187,7 +155,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._receiver: Receiver | None = None
         self._done: asyncio.Future[float] | None = None
         self._parser = HttpResponseParser(self)
-        self._content_type = ""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._in_head = True
         self._to_the_end = False
@@ -208,7 +176,8 @@ class _Connection(asyncio.BufferedProtocol):
         transport = self._transport
         return None if transport is None or transport.is_closing() else transport
 
-    async def exchange(self, request: bytes, receiver: Receiver) -> float:
+    def begin(self, request: bytes, receiver: Receiver) -> asyncio.Future[float]:
+        """Send; the future is done when the answer is complete, with the time at which its end came."""
         transport = self._open_transport
         if transport is None:
             raise HttpFailed("connect", "the server closed the connection")
@@ -216,9 +185,25 @@ class _Connection(asyncio.BufferedProtocol):
         self._in_head, self._complete = True, False
         self._done = asyncio.get_running_loop().create_future()
         transport.write(request)
-        ended_s = await self._done
+        return self._done
+
+    def end(self) -> None:
+        """The exchange is over, or nobody waits for it any more; then the connection is of no further
+        use."""
+        if self._done is not None and self._done.done() and not self._done.cancelled():
+            self._keep = self._keep and self._done.exception() is None
+        else:
+            self._keep = False
+        self.resume_reading()
         self._done = self._receiver = None
-        return ended_s
+
+    def pause_reading(self) -> None:
+        if self._open_transport is not None:
+            self._open_transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._open_transport is not None:
+            self._open_transport.resume_reading()
 
     def abort(self) -> None:
         """Close at once; the server sees the connection end."""
@@ -271,14 +256,15 @@ class _Connection(asyncio.BufferedProtocol):
     def on_message_begin(self) -> None:
         if self._complete:
             raise ValueError("more came than the answer")
-        self._content_type, self._to_the_end = "", True
+        self._headers, self._to_the_end = [], True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        match name.lower():
-            case b"content-type":
-                self._content_type = value.decode("latin-1").lower()
-            case b"content-length" | b"transfer-encoding":
-                self._to_the_end = False
+        if not self._in_head:  # A trailer.
+            return
+        name = name.lower()
+        self._headers.append((name, value))
+        if name in (b"content-length", b"transfer-encoding"):
+            self._to_the_end = False
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -286,7 +272,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         self._in_head, self._head_bytes = False, 0
         if self._receiver is not None:
-            self._receiver.on_head(status, self._content_type)
+            self._receiver.on_head(Head(status, self._headers))
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -309,8 +295,8 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 def raise_descriptor_limit() -> int:
-    """Lets this process have as many descriptors as the system allows it: each request in flight is one. The
-    limit then."""
+    """Lets this process have as many descriptors as the system allows it: each request in flight is one.
+    The limit then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # Not allowed: what was, stays.

@@ -1,0 +1,98 @@
+"""The command line and environment of a vLLM server that runs `DualPathConnector`. Pure.
+
+Knows vLLM's flags, and neither processes nor who starts them. What is not said here vLLM decides; `extra`
+comes last, so it overrides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from dualpath.vllm.settings import ConnectorSettings
+
+__all__ = ["VllmLaunch", "vllm_arguments", "vllm_environment"]
+
+_MODULE = "vllm.entrypoints.openai.api_server"
+"""Not the command `vllm`, which builds of other names do not have in working order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmLaunch:
+    """One server on this host. `gpus`: ids of its devices, one a tensor-parallel rank; () on the CPU.
+
+    `load_failure_policy`: "recompute" or "fail". `threads`: OpenMP threads on the CPU. `api_key`: what
+    clients must send. A None leaves the choice to vLLM.
+    """
+
+    model: str
+    served_model_name: str
+    port: int
+    connector: ConnectorSettings
+    load_failure_policy: str
+    block_tokens: int
+    host: str = "127.0.0.1"
+    revision: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    chat_template: str | None = None
+    gpus: tuple[str, ...] = ()
+    threads: int | None = None
+    api_key: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+def vllm_arguments(launch: VllmLaunch) -> list[str]:
+    """What follows the Python interpreter."""
+    transfer = {
+        "kv_connector": "DualPathConnector",
+        "kv_connector_module_path": "dualpath.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": launch.load_failure_policy,
+        "kv_connector_extra_config": _settings(launch.connector),
+    }
+    flags: dict[str, object] = {
+        "--model": launch.model,
+        "--served-model-name": launch.served_model_name,
+        "--host": launch.host,
+        "--port": launch.port,
+        "--dtype": launch.dtype,
+        "--block-size": launch.block_tokens,
+        "--revision": launch.revision,
+        "--max-model-len": launch.max_model_len,
+        "--chat-template": launch.chat_template,
+        "--tensor-parallel-size": len(launch.gpus) if len(launch.gpus) > 1 else None,
+        "--kv-transfer-config": json.dumps(transfer),
+    }
+    given = [
+        text for flag, value in flags.items() if value is not None for text in (flag, str(value))
+    ]
+    # So that answers say how many tokens were found stored.
+    return ["-m", _MODULE, *given, "--enable-prompt-tokens-details", *launch.extra]
+
+
+def vllm_environment(launch: VllmLaunch, environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with what this server needs; keys are kept from the command line, which others can read."""
+    found = dict(environ)
+    if launch.gpus:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
+    if launch.threads is not None:
+        found["OMP_NUM_THREADS"] = str(launch.threads)
+        # Servers that share the host's cores must not bind to the same ones.
+        found.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if launch.api_key is not None:
+        found["VLLM_API_KEY"] = launch.api_key
+    return found
+
+
+def _settings(connector: ConnectorSettings) -> dict[str, object]:
+    """Only what differs from the defaults."""
+    defaults = ConnectorSettings()
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(connector).items()
+        if value != getattr(defaults, name)
+    }
