@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath.base.errors import EngineLost, RequestError
+from dualpath.vllm.launch import transfer_config
 from dualpath.vllm.params import KvPeer, prefill_params
 
 __all__ = ["BLOCK_TOKENS", "Answer", "VllmPair", "VllmServer"]
@@ -78,14 +79,8 @@ class VllmServer:
         command += ["--kv-cache-memory-bytes", str(kv_bytes), "--block-size", str(BLOCK_TOKENS)]
         command += ["--enable-prompt-tokens-details"]
         if connector is not None:
-            config = {
-                "kv_connector": "DualPathConnector",
-                "kv_connector_module_path": "dualpath.vllm.connector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": policy,
-                "kv_connector_extra_config": {"kv_port": self.kv_port, **connector},
-            }
-            command += ["--kv-transfer-config", json.dumps(config)]
+            config = transfer_config({"kv_port": self.kv_port, **connector}, policy)
+            command += ["--kv-transfer-config", config]
         environ = dict(os.environ, VLLM_TARGET_DEVICE="cpu", OMP_NUM_THREADS="1")
         environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         with log.open("wb") as out:

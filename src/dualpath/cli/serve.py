@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 
 from dualpath.base.config_cli import add_config_arguments, config_from_args
+from dualpath.cli.server_log import log_to_stderr
 from dualpath.serve.config import EngineKind, ServeConfig
 
 __all__ = ["add_arguments", "run"]
@@ -38,11 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_from_args(ServeConfig, args)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(config.log_level)
     if config.engine is EngineKind.VLLM:
         from dualpath.router.local_service import run_with_servers
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import signal
@@ -15,6 +14,7 @@ from types import FrameType
 
 from dualpath.base.config_cli import add_config_arguments, config_from_args
 from dualpath.base.errors import ConfigError
+from dualpath.cli.server_log import log_to_stderr
 from dualpath.qos.rates import format_rate
 from dualpath.serve.config import ServeConfig, TransferKind
 from dualpath.testbed.bed import Testbed, existing_testbeds, take_down
@@ -190,11 +190,7 @@ def _serve(args: argparse.Namespace) -> int:
         args.placement = str(write_placement(bed))
         args.store = bed.store_address
         config = config_from_args(ServeConfig, args)
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=config.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        log_to_stderr(config.log_level)
         # Imported here so that the other actions need no server library.
         from dualpath.serve.app import run as run_server
 

@@ -14,7 +14,7 @@ import msgspec
 
 from dualpath.vllm.settings import ConnectorSettings
 
-__all__ = ["VllmLaunch", "vllm_arguments", "vllm_environment"]
+__all__ = ["VllmLaunch", "transfer_config", "vllm_arguments", "vllm_environment"]
 
 _MODULE = "vllm.entrypoints.openai.api_server"
 """Not the command `vllm`, which builds of other names do not have in working order."""
@@ -47,13 +47,6 @@ class VllmLaunch:
 
 def vllm_arguments(launch: VllmLaunch) -> list[str]:
     """What follows the Python interpreter."""
-    transfer = {
-        "kv_connector": "DualPathConnector",
-        "kv_connector_module_path": "dualpath.vllm.connector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": launch.load_failure_policy,
-        "kv_connector_extra_config": _settings(launch.connector),
-    }
     flags: dict[str, object] = {
         "--model": launch.model,
         "--served-model-name": launch.served_model_name,
@@ -65,13 +58,28 @@ def vllm_arguments(launch: VllmLaunch) -> list[str]:
         "--max-model-len": launch.max_model_len,
         "--chat-template": launch.chat_template,
         "--tensor-parallel-size": len(launch.gpus) if len(launch.gpus) > 1 else None,
-        "--kv-transfer-config": json.dumps(transfer),
+        "--kv-transfer-config": transfer_config(
+            _settings(launch.connector), launch.load_failure_policy
+        ),
     }
     given = [
         text for flag, value in flags.items() if value is not None for text in (flag, str(value))
     ]
     # So that answers say how many tokens were found stored.
     return ["-m", _MODULE, *given, "--enable-prompt-tokens-details", *launch.extra]
+
+
+def transfer_config(connector: Mapping[str, object], load_failure_policy: str) -> str:
+    """The JSON of `--kv-transfer-config`; `connector`: our settings, as in `ConnectorSettings`."""
+    return json.dumps(
+        {
+            "kv_connector": "DualPathConnector",
+            "kv_connector_module_path": "dualpath.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": load_failure_policy,
+            "kv_connector_extra_config": connector,
+        }
+    )
 
 
 def vllm_environment(launch: VllmLaunch, environ: Mapping[str, str]) -> dict[str, str]:
