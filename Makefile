@@ -24,13 +24,15 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup nixl check test test-vllm browser testbed-tools demo bench gpu-check clean
+.PHONY: help setup nixl vllm check test test-vllm test-vllm-smoke browser testbed-tools demo bench gpu-check clean
 
 help:
 	@echo "make setup      environment in $(VENV), with exact versions (the others call it)"
 	@echo "make demo       serve a model, talk to it, replay agent sessions (MODEL=tiny: no real model)"
 	@echo "make test       all tests"
 	@echo "make test-vllm  tests on real vLLM, CPU build, in $(VENV_VLLM): 4 GB, ten minutes (VLLM=0.31.0: another version)"
+	@echo "make test-vllm-smoke  the few of them that say whether the plug-in works at all: a minute"
+	@echo "make vllm       only the environment of those tests"
 	@echo "make browser    a browser for the tests of reports, where none is found (root on Debian; else says what)"
 	@echo "make check      style, types, import layers, generated pages"
 	@echo "make bench      every benchmark that runs alone; results go to docs/results"
@@ -78,8 +80,14 @@ $(VENV_VLLM)/.installed:
 	@$(VENV_VLLM)/bin/python -m pip --quiet --quiet --disable-pip-version-check uninstall --yes torchvision torchaudio torchcodec
 	@touch $@
 
+vllm: $(VENV_VLLM)/.installed
+
 test-vllm: $(VENV_VLLM)/.installed
 	@PYTHONPATH=src:tests_vllm $(VENV_VLLM)/bin/python -m pytest tests_vllm $(ARGS)
+
+# A prefill and a decode server, three turns by each read path: the tokens of plain vLLM.
+test-vllm-smoke: override ARGS += -m smoke
+test-vllm-smoke: test-vllm
 
 # Without one those tests skip; .ci/run calls this and lets none skip.
 browser:

@@ -3,70 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from engine_kit import connector, counter, engine, generate, prompts_of
 
-from dualpath.bench.vllm_server import BLOCK_TOKENS
-
-os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_ENABLE_V1_MULTIPROCESSING="0")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+from dualpath.bench.vllm_quota import Step, over_quota, recording
 
 QUOTA_PAIRS = 400_000
-
-
-def prompts_of(seed: int, sizes: tuple[int, ...]) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(1000) for _ in range(n)] for n in sizes]
-
-
-@contextmanager
-def engine(model: Path, **settings: Any) -> Iterator[Any]:
-    from vllm import LLM
-
-    llm = LLM(
-        str(model),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        max_num_batched_tokens=2048,
-        block_size=BLOCK_TOKENS,
-        disable_log_stats=False,
-        **{"max_model_len": 8192, "kv_cache_memory_bytes": 128 << 20, **settings},
-    )
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-
-
-def generate(llm: Any, prompts: list[list[int]], n_tokens: int) -> list[list[int]]:
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
-    return [list(each.outputs[0].token_ids) for each in outputs]
-
-
-def counter(llm: Any, name: str) -> float:
-    return sum(each.value for each in llm.get_metrics() if each.name == name)
-
-
-def connector(store: Path, policy: str = "recompute", **names: str) -> Any:
-    from vllm.config import KVTransferConfig
-
-    return KVTransferConfig(
-        kv_connector=names.get("kv_connector", "DualPathConnector"),
-        kv_connector_module_path=names.get("path", "dualpath.vllm.connector"),
-        kv_role="kv_both",
-        kv_load_failure_policy=policy,
-        kv_connector_extra_config={"store": str(store), "buffer_bytes": 256 << 20},
-    )
 
 
 @pytest.mark.parametrize("name", ["connector", "connector_stats", "scheduler"])
@@ -115,22 +59,19 @@ def test_blocks_that_cannot_be_loaded(model: Path, tmp_path: Path, policy: str) 
 
 def test_no_step_exceeds_the_quota(model: Path) -> None:
     """Nine requests at once, in pairs of queries and keys, which vLLM's own output tells."""
-    from recording_scheduler import STEPS, RecordingScheduler
-
-    from dualpath.policy.quota import pairs
+    from dualpath.vllm.scheduler import DualPathScheduler
 
     prompts = prompts_of(3, (3000, 100, 2000, 50, 700, 1500, 6000, 10, 900))
     with engine(model, enable_prefix_caching=False) as plain:
         wants = generate(plain, prompts, 12)
     quota = {"dualpath": {"quota_s": QUOTA_PAIRS, "per_pair_s": 1}}
-    cls = RecordingScheduler
+    steps: list[Step] = []
+    cls = recording(DualPathScheduler, steps)
     with engine(
         model, scheduler_cls=cls, additional_config=quota, enable_prefix_caching=False
     ) as llm:
         assert generate(llm, prompts, 12) == wants
-    spent = [sum(pairs(*entry) for entry in step) for step in STEPS if step]
-    alone = [len(step) == 1 and step[0][1] == 1 for step in STEPS if step]
-    violations = [s for s, one in zip(spent, alone, strict=True) if s > QUOTA_PAIRS and not one]
-    assert violations == []
-    assert max(spent) > 0.99 * QUOTA_PAIRS
-    assert any(len(step) > 1 for step in STEPS)
+    seen = over_quota(steps, QUOTA_PAIRS)
+    assert seen.violations == 0
+    assert seen.largest_share > 0.99
+    assert any(len(step) > 1 for step in steps)

@@ -24,7 +24,9 @@ def whole_blocks(n_tokens: int) -> int:
 
 
 @pytest.mark.parametrize("plan", ["pe", "de", "split"])
-@pytest.mark.parametrize("n_tokens", [50, 127, 128, 129, 1000, 6000])
+@pytest.mark.parametrize(
+    "n_tokens", [50, 127, 128, 129, pytest.param(1000, marks=pytest.mark.smoke), 6000]
+)
 def test_turns_of_a_session(plain: VllmServer, pair: VllmPair, plan: str, n_tokens: int) -> None:
     """Each turn hits all that the turns before left: prompt and answer, up to the last full block."""
     prompt = prompt_of(f"{plan} {n_tokens}", n_tokens)
@@ -50,6 +52,22 @@ def test_a_partial_hit(plain: VllmServer, pair: VllmPair) -> None:
     first, answer = pair.complete(other, 40, hit_tokens=1920, pe_tokens=1024)
     assert answer.tokens == want.tokens
     assert first.cached == whole_blocks(1500)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("plan", ["pe", "de", "split"])
+def test_what_only_the_store_has(plain: VllmServer, pair: VllmPair, plan: str) -> None:
+    """The DE's device has nothing of it: what its side read stays in DRAM, the rest comes from the PE."""
+    prompt = prompt_of(f"only stored {plan}", 1000)
+    pair.pe.complete(prompt, 1)
+    _wait_stored(pair)
+    hit = whole_blocks(len(prompt))
+    pe_tokens = {"pe": hit, "de": 0, "split": whole_blocks(hit // 2)}[plan]
+    want = plain.complete([*prompt, 7], 40)
+    first, answer = pair.complete([*prompt, 7], 40, hit_tokens=hit, pe_tokens=pe_tokens)
+    assert answer.tokens == want.tokens
+    assert first.cached == hit
+    assert answer.cached == len(prompt)
 
 
 def test_sixteen_at_once(plain: VllmServer, pair: VllmPair) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dualpath.bench.server import ServeProcess
-from dualpath.bench.vllm_server import VllmPair, VllmServer
+from dualpath.bench.vllm_server import BLOCK_TOKENS, VllmPair, VllmServer
 
 
 @pytest.fixture(scope="module")
@@ -51,4 +51,8 @@ def test_a_session_through_the_router(
         assert cached <= len(prompt) - 1
         prompt = prompt + want.tokens + [draw.randrange(1000) for _ in range(50)]
     assert pair.de.metric("vllm:dualpath_pulled_blocks_total") > 0
+    with urllib.request.urlopen(f"{router.base_url.removesuffix('/v1')}/health") as reply:
+        holds = {each["kv_capacity_tokens"] for each in json.load(reply)["servers"]}
+    blocks = (128 << 20) // (4 * 2 * 2 * 64 * 4 * BLOCK_TOKENS)
+    assert holds == {blocks * BLOCK_TOKENS}
     assert pair.pe.metric("vllm:external_prefix_cache_hits_total") > hits

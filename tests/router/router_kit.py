@@ -60,7 +60,7 @@ class FakeServer:
 
     `status`: what generation is answered with. `cut_after`: events after which the connection breaks; -1:
     before the head. `hold_after`: events (of an answer that is no stream: 0) after which it waits for
-    `release`.
+    `release`. `kv_blocks`: of 16 tokens, that its metrics tell of.
     """
 
     connector: bool = True
@@ -69,6 +69,7 @@ class FakeServer:
     status: int = 200
     cut_after: int | None = None
     hold_after: int | None = None
+    kv_blocks: int | None = None
     seen: list[Seen] = field(default_factory=list)
     holding: int = 0
     gone: int = 0
@@ -141,6 +142,11 @@ class FakeServer:
         path = request.url.path
         if path == "/health":
             await _json(send, self.health, {})
+        elif path == "/metrics" and self.kv_blocks is not None:
+            labels = f'block_size="16",engine="0",num_gpu_blocks="{self.kv_blocks}"'
+            await _text(send, f"vllm:cache_config_info{{{labels}}} 1.0\n")
+        elif path == "/metrics":
+            await _json(send, 404, {})
         elif request.method == "GET":
             self.seen.append(Seen(path, dict(request.headers), {}))
             await _json(send, 200, {"object": "list", "data": [{"id": MODEL}]})
@@ -215,8 +221,15 @@ async def _part(send: Send, data: bytes, *, more: bool = True) -> None:
 
 
 async def _json(send: Send, status: int, content: object) -> None:
-    body = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await _whole(send, status, b"application/json", json.dumps(content).encode())
+
+
+async def _text(send: Send, content: str) -> None:
+    await _whole(send, 200, b"text/plain", content.encode())
+
+
+async def _whole(send: Send, status: int, kind: bytes, body: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await _part(send, body, more=False)
 

@@ -25,6 +25,7 @@ from dualpath.router.local_plan import (
     with_local_model,
 )
 from dualpath.serve.config import EngineKind, ServeConfig
+from dualpath.vllm.step_quota import QuotaSettings
 
 STAND_IN = """
 import argparse, json, os, subprocess, sys
@@ -153,6 +154,18 @@ def test_each_server_gets_ports_devices_and_its_share() -> None:
 def test_on_the_cpu_the_cores_are_divided() -> None:
     servers = plan_servers(config(gpus_per_server=0, threads=3), itertools.count(1), [])
     assert [(each.launch.threads, each.launch.gpus) for each in servers] == [(3, ())] * 2
+
+
+def test_prefill_servers_alone_have_the_quota() -> None:
+    servers = plan_servers(
+        config(decode=2, gpus_per_server=0, quota_pairs=10**9), itertools.count(1), []
+    )
+    quotas = {each.role: each.launch.quota for each in servers}
+    assert quotas == {
+        Role.PREFILL: QuotaSettings(quota_s=10**9, per_pair_s=1),
+        Role.DECODE: None,
+    }
+    assert plan_servers(config(gpus_per_server=0), itertools.count(1), [])[0].launch.quota is None
 
 
 def test_too_few_devices() -> None:

@@ -248,6 +248,25 @@ def test_a_server_is_used_once_it_is_up():
     run(work())
 
 
+def test_a_decode_server_gets_what_it_says_it_holds():
+    async def work() -> None:
+        prompt = {"model": "fake", "prompt": [1] * 100, "max_tokens": 3}
+        async with FakeServer() as pe, FakeServer(kv_blocks=10, hold_after=0) as de:
+            async with routed(pair_config([pe], [de])) as client:
+                first = asyncio.create_task(client.post("/v1/completions", json=prompt))
+                second = asyncio.create_task(client.post("/v1/completions", json=prompt))
+                await until(lambda: de.holding == 1)
+                health = (await client.get("/health")).json()
+                assert health["waiting"] == 1
+                holds = {each["name"]: each["kv_capacity_tokens"] for each in health["servers"]}
+                assert holds == {pe.name: None, de.name: 160}
+                de.release.set()
+                assert [(await each).status_code for each in (first, second)] == [200, 200]
+            assert len(de.seen) == 2
+
+    run(work())
+
+
 def test_a_server_that_says_it_is_not_ready_gets_nothing_new_and_ends_what_it_has():
     async def work() -> None:
         async with (

@@ -15,10 +15,30 @@ from dualpath.policy import ReadPlanKind
 from dualpath.router.address import ServerAddress
 from dualpath.router.body import CHAT, COMPLETIONS, GenerationCall
 from dualpath.router.config import RouterConfig
+from dualpath.router.kv_capacity import kv_capacity_tokens
 from dualpath.router.prompts import BLOCK_BYTES, PromptMeter, SentPrompts
 from dualpath.router.streams import WholeEvents
 from dualpath.router.upstream import Upstream
 from dualpath.vllm.params import KvPeer
+
+# Capacity.
+
+
+def test_the_capacity_of_all_engines_of_a_server() -> None:
+    metrics = (
+        "# TYPE vllm:cache_config_info gauge\n"
+        'vllm:cache_config_info{block_size="128",cache_dtype="a\\"b,}",num_gpu_blocks="80"} 1.0\n'
+        'vllm:cache_config_info{block_size="128",cache_dtype="auto",num_gpu_blocks="20"} 1.0\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
+    )
+    assert kv_capacity_tokens(metrics) == 12_800
+
+
+@pytest.mark.parametrize("labels", ['num_gpu_blocks="None",block_size="16"', 'block_size="16"'])
+def test_a_server_that_does_not_say_what_it_holds(labels: str) -> None:
+    assert kv_capacity_tokens(f"vllm:cache_config_info{{{labels}}} 1.0\n") is None
+    assert kv_capacity_tokens("") is None
+
 
 # Addresses.
 

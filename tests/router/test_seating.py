@@ -132,6 +132,43 @@ def test_beyond_the_threshold_requests_wait_in_the_router_in_order() -> None:
     run(work())
 
 
+def test_what_decode_servers_cannot_hold_waits() -> None:
+    async def work() -> None:
+        seating = make()
+        servers = joined(seating, "p0", "d0", "d1")
+        servers["d0"].kv_capacity_tokens = servers["d1"].kv_capacity_tokens = 1000
+        contexts = [seating.ticket(RequestId(str(n)), 600, 0) for n in range(3)]
+        tickets = [each.__enter__() for each in contexts]
+        seats = [await each.wait() for each in tickets[:2]]
+        assert {each.decode for each in seats} == {servers["d0"], servers["d1"]}
+        await asyncio.sleep(0)
+        assert tickets[2].seats is None and seating.waiting == 1
+        contexts[1].__exit__(None, None, None)
+        assert (await tickets[2].wait()).decode is seats[1].decode
+        for context in (contexts[0], contexts[2]):
+            context.__exit__(None, None, None)
+        seating.check_idle()
+
+    run(work())
+
+
+def test_a_prompt_that_seems_too_long_goes_to_a_server_that_has_none() -> None:
+    async def work() -> None:
+        seating = make()
+        servers = joined(seating, "p0", "d0")
+        servers["d0"].kv_capacity_tokens = 1000
+        contexts = [seating.ticket(RequestId(str(n)), 5000 + n, 0) for n in range(3)]
+        tickets = [each.__enter__() for each in contexts]
+        for number in range(3):
+            await tickets[number].wait()
+            await asyncio.sleep(0)
+            assert seating.waiting == 2 - number
+            contexts[number].__exit__(None, None, None)
+        seating.check_idle()
+
+    run(work())
+
+
 def test_a_request_of_a_lost_server_is_cut_and_seated_anew() -> None:
     async def work() -> None:
         seating = make()

@@ -239,7 +239,7 @@ class FakeEngines:
             rows.append((slot, *pair, each.pe_tokens, self._bypass))
             engines += [decode, its.peer]
         self._unheard.clear()
-        assign_all(self._kernel, *np.array(rows, np.int64).T)
+        assign_all(self._kernel, np.array(rows, np.int64))
         self._report(list(dict.fromkeys(engines)))
 
     # What engines say.

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from vllm_kit import FACTS, LAYOUT, SIZE, Rig, kv_of, rig, tokens_of
 
+from dualpath.kv import block_chain, root_key
 from dualpath.testing import MemoryDevice, MemoryStore, wait_until, with_faults
 from dualpath.vllm.block_format import block_fingerprint
 from dualpath.vllm.orders import StageOrder
@@ -114,11 +115,12 @@ def test_both_sides_read(pe: Rig, de: Rig, pe_blocks: int) -> None:
     assert de.pool.geometry.n_slots - de.pool.n_free == 7 - pe_blocks
 
 
-def test_the_prompt_is_handed_over(pe: Rig, de: Rig) -> None:
+@pytest.mark.parametrize("pe_blocks", [0, 2, 5])
+def test_the_prompt_is_handed_over(pe: Rig, de: Rig, pe_blocks: int) -> None:
     """Also the block that is not full; what the DE read itself does not come again."""
     tokens = tokens_of(1, 30)
     persist(pe, tokens[: 5 * SIZE])
-    pair = prefill_pair(de, hit_tokens=5 * SIZE, pe_tokens=0)
+    pair = prefill_pair(de, hit_tokens=5 * SIZE, pe_tokens=pe_blocks * SIZE)
     pe.staged("a", tokens, pair=pair)
     pe.save("a", tokens, first_block=5, known_tokens=30, pair=pair)
     pe.agent.ended("a", aborted=False)
@@ -127,7 +129,7 @@ def test_the_prompt_is_handed_over(pe: Rig, de: Rig) -> None:
     assert staged.tokens == 29, "the last token is computed"
     assert staged.stored_tokens == 28
     assert de.holds("b", staged.serial, tokens, range(8))
-    assert de.agent.stats.pulled_blocks == 3
+    assert de.agent.stats.pulled_blocks == 3 + pe_blocks
     pe.wait_free()
     de.agent.release("b")
     de.agent.ended("b", aborted=False)
@@ -161,6 +163,19 @@ def test_a_lost_pe(pe: Rig, de: Rig) -> None:
     persist(pe, tokens[: 3 * SIZE])
     pe.agent.close()
     assert de.staged("b", tokens, pair=decode_pair(pe, 30)).tokens == 3 * SIZE
+
+
+def test_a_lost_pe_after_both_sides_read(pe: Rig, de: Rig) -> None:
+    """What the DE read for the PE stays as it is; only the rest is read."""
+    tokens = tokens_of(1, 30)
+    persist(pe, tokens[: 5 * SIZE])
+    pe.staged("a", tokens, pair=prefill_pair(de, hit_tokens=5 * SIZE, pe_tokens=2 * SIZE))
+    assert de.agent.stats.read_blocks == 3
+    pe.agent.close()
+    staged = de.staged("b", tokens, pair=decode_pair(pe, 30))
+    assert staged.tokens == 5 * SIZE
+    assert de.holds("b", staged.serial, tokens, range(5))
+    assert de.agent.stats.read_blocks == 5
 
 
 def test_a_lost_de(pe: Rig, de: Rig) -> None:
@@ -285,9 +300,11 @@ def test_a_staging_that_is_copied_keeps_its_slots(pe: Rig) -> None:
 
 
 def test_what_is_durable_is_told(pe: Rig) -> None:
+    """With what events name: keys, each with the key before it, and tokens."""
     persist(pe, tokens_of(1, 9))
-    stored = pe.agent.take_stored()
-    assert sorted(each.tokens for each in stored) == [tokens_of(1, 4), tokens_of(1, 8)[4:]]
+    stored = sorted(pe.agent.take_stored(), key=lambda each: each.tokens)
+    root = root_key(block_fingerprint(FACTS), "")
+    assert stored == block_chain(root, tokens_of(1, 9), SIZE)
     assert pe.agent.take_stored() == ()
 
 

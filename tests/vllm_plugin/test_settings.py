@@ -45,8 +45,8 @@ def test_the_secret(tmp_path: Path) -> None:
 def test_versions() -> None:
     for version in TESTED_VERSIONS:
         check_version(f"{version}.0+cpu")
-    for version in ("0.29.0", "1.0.0", "dev"):
-        with pytest.raises(ConfigError, match=r"0\.30 to 0\.33"):
+    for version in ("0.29.0", "0.33.0", "1.0.0", "dev"):
+        with pytest.raises(ConfigError, match=rf"{version}: .* 0\.30 to 0\.32; install one"):
             check_version(version)
 
 

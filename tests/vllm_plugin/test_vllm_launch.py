@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+
+import pytest
 
 from dualpath.vllm.launch import VllmLaunch, vllm_arguments, vllm_environment
 from dualpath.vllm.settings import ConnectorSettings, connector_settings
+from dualpath.vllm.step_quota import QuotaSettings, quota_settings
 
 LAUNCH = VllmLaunch(
     model="/models/m",
@@ -71,6 +75,28 @@ def test_what_is_given_is_said_and_extra_comes_last() -> None:
     ):
         start = arguments.index(pair[0])
         assert arguments[start : start + 2] == pair
+
+
+def test_plain_vllm_has_neither_connector_nor_scheduler() -> None:
+    flags = flags_of(dataclasses.replace(LAUNCH, connector=None))
+    assert not {"--kv-transfer-config", "--scheduler-cls", "--additional-config"} & flags.keys()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "extra", "scheduler"),
+    [
+        ((), (), "DualPathScheduler"),
+        (("0",), (), "DualPathAsyncScheduler"),
+        (("0",), ("--no-async-scheduling", "1"), "DualPathScheduler"),
+    ],
+)
+def test_the_quota_has_the_scheduler_that_fits(
+    gpus: tuple[str, ...], extra: tuple[str, ...], scheduler: str
+) -> None:
+    quota = QuotaSettings(quota_s=400_000, per_pair_s=1)
+    flags = flags_of(dataclasses.replace(LAUNCH, quota=quota, gpus=gpus, extra=extra))
+    assert flags["--scheduler-cls"] == f"dualpath.vllm.scheduler.{scheduler}"
+    assert quota_settings(json.loads(flags["--additional-config"])) == quota
 
 
 def test_keys_are_in_the_environment_alone() -> None:

@@ -48,10 +48,10 @@ HELP = "agents on a testbed with limited storage NICs: JCT of each system, on 1P
 NEEDS = "root and `make testbed-tools`"
 
 _ALONE = 3
-_LONG = 13
+_LONG = 25
 _SHORT_PASSES = 3
 """Of a system that reads nothing, and so takes a few seconds."""
-_LONG_ORDER = ("basic", "split", "split", "basic") * 2
+_LONG_ORDER = ("basic", "split", "split", "basic") * 3
 """So that a drift of the machine takes from both alike."""
 _DETAIL_TOPOLOGY = "1P1D"
 """Where single requests and long appends are measured."""

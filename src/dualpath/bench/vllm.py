@@ -13,6 +13,10 @@ server caches nothing itself, so each hit that vLLM reports was read from the st
    beside vLLM's own ExampleConnector (disk), which gets steps long enough for the whole prompt, as it cannot
    do chunks.
 
+4. Clients that leave, a store that spoils, and servers that are killed (`vllm_faults`): `leaks`,
+   `lost_requests`, and more of `wrong_tokens`.
+5. Nine requests at once under a compute quota (`vllm_quota`): `quota_violations`.
+
 Misses and hits alternate, and medians are compared, because machines drift. Before a hit of 3. on one server
 the kernel is told to drop what it holds of the stored files: what is measured is the disk's hit.
 """
@@ -34,6 +38,8 @@ from pathlib import Path
 
 from dualpath.base.errors import ConfigError
 from dualpath.bench.harness import BenchResult, Figure, Progress
+from dualpath.bench.vllm_faults import FaultRun, measure_faults
+from dualpath.bench.vllm_quota import measure_quota
 from dualpath.bench.vllm_server import BLOCK_TOKENS, VllmPair, VllmServer
 from dualpath.engine.tiny import write_random_model
 from dualpath.traces import Session, TextPrompt, open_trace
@@ -41,8 +47,8 @@ from dualpath.traces import Session, TextPrompt, open_trace
 __all__ = ["HELP", "NAME", "NEEDS", "add_arguments", "run"]
 
 NAME = "vllm"
-HELP = "stock vLLM with the plug-in: hits, recomputed tokens, time to the first token"
-NEEDS = "vLLM and dualpath (--python), and recorded sessions with their text (--sessions)"
+HELP = "stock vLLM with the plug-in: hits, time to the first token, wrong tokens, leaks"
+NEEDS = "an interpreter that has vLLM and dualpath (--python)"
 
 _MODEL = {
     "model_type": "llama",
@@ -68,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--python", default=sys.executable, metavar="PATH", help="an interpreter that has vLLM"
     )
     parser.add_argument(
-        "--sessions", nargs="*", default=[], metavar="FILE", help="recorded sessions, full text"
+        "--sessions",
+        nargs="*",
+        default=["miniswe"],
+        metavar="TRACE",
+        help="recorded sessions with their text; none: left out (%(default)s)",
     )
     parser.add_argument(
         "--turns", type=int, default=30, metavar="N", help="of each session, at most"
@@ -77,6 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stored-tokens", type=int, default=8192, metavar="N", help="length of the long prompt"
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of misses and hits")
+    parser.add_argument(
+        "--aborts", type=int, default=200, metavar="N", help="clients that leave, at least"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of requests, aborts and store faults")
 
 
 def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
@@ -85,9 +99,28 @@ def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
     with tempfile.TemporaryDirectory() as directory:
         bed = _Bed(args.python, Path(directory), args.stored_tokens)
         write_random_model(_MODEL, bed.model)
-        figures = _on_the_pair(bed, args, progress)
-        figures |= _beside_example_connector(bed, args, progress)
-    return BenchResult(NAME, figures, {"stored_tokens": args.stored_tokens, "turns": args.turns})
+        paired = _on_the_pair(bed, args, progress)
+        beside = _beside_example_connector(bed, args, progress)
+        faults = measure_faults(
+            FaultRun(args.python, args.aborts, args.seed), bed.directory / "faults", progress
+        )
+        progress("nine requests at once under a compute quota")
+        quota = measure_quota(args.python, bed.model)
+    figures: dict[str, Figure] = {
+        **paired,
+        **beside,
+        **faults,
+        "wrong_tokens": paired.get("wrong_tokens", 0) + faults["wrong_tokens"],
+        "quota_violations": quota.violations,
+        "quota_steps": quota.steps,
+        "quota_largest_share": quota.largest_share,
+    }
+    setup: dict[str, Figure] = {
+        "stored_tokens": args.stored_tokens,
+        "turns": args.turns,
+        "seed": args.seed,
+    }
+    return BenchResult(NAME, figures, setup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +148,7 @@ class _Bed:
         )
 
 
-def _on_the_pair(bed: _Bed, args: argparse.Namespace, progress: Progress) -> dict[str, Figure]:
+def _on_the_pair(bed: _Bed, args: argparse.Namespace, progress: Progress) -> dict[str, float]:
     with ExitStack() as stack:
         made = (
             bed.server("plain", store=False),
@@ -127,7 +160,7 @@ def _on_the_pair(bed: _Bed, args: argparse.Namespace, progress: Progress) -> dic
         progress("starting a plain, a prefill and a decode server")
         plain, pe, de = (server.wait_ready() for server in made)
         pair = VllmPair(pe, de)
-        figures: dict[str, Figure] = {}
+        figures: dict[str, float] = {}
         if args.sessions:
             figures |= _sessions(pair, plain, args, progress)
         return figures | _times(pair, args, progress)
@@ -135,7 +168,7 @@ def _on_the_pair(bed: _Bed, args: argparse.Namespace, progress: Progress) -> dic
 
 def _sessions(
     pair: VllmPair, plain: VllmServer, args: argparse.Namespace, progress: Progress
-) -> dict[str, Figure]:
+) -> dict[str, float]:
     prompt_tokens = cached_tokens = wrong_tokens = turns = 0
     sessions: list[Session] = []
     for path in args.sessions:
@@ -160,7 +193,7 @@ def _sessions(
     }
 
 
-def _times(pair: VllmPair, args: argparse.Namespace, progress: Progress) -> dict[str, Figure]:
+def _times(pair: VllmPair, args: argparse.Namespace, progress: Progress) -> dict[str, float]:
     misses: list[float] = []
     hits: list[float] = []
     recomputed = 0

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from dualpath.base.errors import EngineLost, RequestError
-from dualpath.vllm.launch import transfer_config
+from dualpath.vllm.launch import VllmLaunch, vllm_arguments, vllm_environment
 from dualpath.vllm.params import KvPeer, prefill_params
+from dualpath.vllm.settings import connector_settings
 
 __all__ = ["BLOCK_TOKENS", "Answer", "VllmPair", "VllmServer"]
 
 BLOCK_TOKENS = 128
+_TINY = ("--skip-tokenizer-init", "--enforce-eager", "--max-num-batched-tokens", "2048")
 _READY_S = 240.0
 _ANSWER_S = 240.0
 _STOP_S = 30.0
@@ -66,29 +68,36 @@ class VllmServer:
         self.port = _free_port()
         self.kv_port = _free_port()
         self.log = log
-        command = [python, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(model), "--port", str(self.port), "--host", "127.0.0.1"]
-        command += ["--served-model-name", "tiny", "--skip-tokenizer-init", "--dtype", "float32"]
-        command += [
-            "--max-model-len",
-            "8192",
-            "--enforce-eager",
-            "--max-num-batched-tokens",
-            "2048",
-        ]
-        command += ["--kv-cache-memory-bytes", str(kv_bytes), "--block-size", str(BLOCK_TOKENS)]
-        command += ["--enable-prompt-tokens-details"]
+        settings = None
         if connector is not None:
-            config = transfer_config({"kv_port": self.kv_port, **connector}, policy)
-            command += ["--kv-transfer-config", config]
-        environ = dict(os.environ, VLLM_TARGET_DEVICE="cpu", OMP_NUM_THREADS="1")
-        environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*command, *arguments],
+            settings = connector_settings({"kv_port": self.kv_port, **connector})
+        launch = VllmLaunch(
+            model=str(model),
+            served_model_name="tiny",
+            port=self.port,
+            connector=settings,
+            load_failure_policy=policy,
+            block_tokens=BLOCK_TOKENS,
+            dtype="float32",
+            max_model_len=8192,
+            threads=1,
+            extra=(*_TINY, "--kv-cache-memory-bytes", str(kv_bytes), *arguments),
+        )
+        self._command = [python, *vllm_arguments(launch)]
+        self._environ = vllm_environment(launch, {**os.environ, "VLLM_TARGET_DEVICE": "cpu"})
+        self.process = self._started()
+
+    def restart(self) -> None:
+        """Another one in its place, after `stop` or `kill`: the same ports, the same log."""
+        self.process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                self._command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environ,
+                env=self._environ,
                 start_new_session=True,
             )
 

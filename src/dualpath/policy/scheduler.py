@@ -24,7 +24,7 @@ from typing import Any
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import RequestId, Role, Side
-from dualpath.policy.cluster import EngineState, Hold
+from dualpath.policy.cluster import EngineState
 from dualpath.policy.config import PolicyConfig
 from dualpath.policy.events import (
     Assign,
@@ -75,6 +75,8 @@ class Scheduler:
         self._config = config
         self._block_tokens = config.block_tokens
         self._members = Membership()
+        self._prefill_capacity = self._members.capacity[_PREFILL]
+        self._decode_capacity = self._members.capacity[_DECODE]
         self._queues = Queues()
         # In order of arrival: a new attempt takes the place of its predecessor.
         self._requests: dict[RequestId, RequestState] = {}
@@ -176,18 +178,17 @@ class Scheduler:
         """Back into the queue of this role; no engine has heard of the request."""
         request.returned = True
         if role is _PREFILL:
-            self._drop(request, request.prefill)
-            request.prefill = None
+            self._drop_prefill(request)
             self._queues.prefill.push(request)
         else:
-            self._drop(request, request.decode)
-            request.decode = None
+            self._drop_decode(request)
             self._queues.decode.push(request)
 
     def _fetched(self, event: GroupFetched) -> list[Instruction]:
         group = self._members.find_group(event.group)
         if group is None:
             return []
+        tokens = group.tokens
         self._members.report(group, event)
         out: list[Instruction] = []
         if group.role is _PREFILL:
@@ -195,7 +196,8 @@ class Scheduler:
                 if request.decode is not None:
                     self._assign(request, out)
         else:
-            self._placement.touch(group)
+            if group.tokens < tokens:
+                self._placement.touch(group)
             for request in self._placement.place_decode(group):
                 if request.prefill is not None:
                     self._assign(request, out)
@@ -250,13 +252,12 @@ class Scheduler:
 
     def _refusal(self, request: RequestState) -> RejectReason | None:
         """Why no engine can serve it. A role without engines cannot say: the request waits for one."""
-        capacities = self._members.capacity
         hbm_tokens, buffer_tokens = request.hbm_tokens, request.buffer_tokens
-        if capacities[_DECODE].holds(hbm_tokens, buffer_tokens) and capacities[_PREFILL].holds(
+        if self._decode_capacity.holds(hbm_tokens, buffer_tokens) and self._prefill_capacity.holds(
             0, buffer_tokens
         ):
             return None
-        for role, capacity in capacities.items():
+        for role, capacity in self._members.capacity.items():
             if not capacity:
                 if self._config.reject_without_engines:
                     return RejectReason.NO_ENGINE
@@ -332,8 +333,7 @@ class Scheduler:
         request = self._requests.get(event.request)
         if request is None or request.attempt != event.attempt or not request.move(_PREFILL_DONE):
             return []
-        self._drop(request, request.prefill)
-        request.prefill = None
+        self._drop_prefill(request)
         return []
 
     def _finished(self, event: RequestFinished) -> list[Instruction]:
@@ -418,14 +418,20 @@ class Scheduler:
             prefill.engine.node.unread_tokens -= request.pe_unread_tokens
             decode.engine.node.unread_tokens -= request.de_unread_tokens
             self._members.unread_tokens -= request.pe_unread_tokens + request.de_unread_tokens
-        self._drop(request, prefill)
-        self._drop(request, decode)
-        request.prefill = None
-        request.decode = None
+        self._drop_prefill(request)
+        self._drop_decode(request)
 
-    def _drop(self, request: RequestState, hold: Hold | None) -> None:
-        if hold is not None and hold.counted:
-            hold.engine.drop(request, hold)
-            group = hold.engine.group
-            if group.role is _DECODE:
-                self._placement.touch(group)
+    def _drop_prefill(self, request: RequestState) -> None:
+        hold = request.prefill
+        if hold is not None:
+            if hold.counted:
+                hold.engine.drop(request, hold)
+            request.prefill = None
+
+    def _drop_decode(self, request: RequestState) -> None:
+        hold = request.decode
+        if hold is not None:
+            if hold.counted:
+                hold.engine.drop(request, hold)
+                self._placement.touch(hold.engine.group)
+            request.decode = None

@@ -193,6 +193,7 @@ async def _health(context: RouterContext, request: Request, send: Send) -> None:
                 "up": each.up,
                 "draining": each.draining,
                 "detail": each.detail,
+                "kv_capacity_tokens": each.kv_capacity_tokens,
                 "requests": each.requests,
             }
             for each in context.servers

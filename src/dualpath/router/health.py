@@ -1,9 +1,10 @@
 """Which servers are up: by looking at their /health, and by what became of the requests they were given.
 
-A server joins with its first good look. It is lost when it refuses connections, or after three looks in a
-row that got no answer; what it runs is then cut, as nothing will come of it. One that answers its /health
-with an error, as vLLM does when its engine died and `dualpath serve` when it is shutting down, only gets
-nothing new: what it runs may still end well. It joins again as it joined first.
+A server joins with its first good look, when its metrics are also asked for how much KV it holds. It is lost
+when it refuses connections, or after three looks in a row that got no answer; what it runs is then cut, as
+nothing will come of it. One that answers its /health with an error, as vLLM does when its engine died and
+`dualpath serve` when it is shutting down, only gets nothing new: what it runs may still end well. It joins
+again as it joined first.
 
 Knows no requests and no policy beyond `joined`, `lost` and `changed`.
 """
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dualpath.http import HttpFailed
+from dualpath.router.kv_capacity import kv_capacity_tokens
 from dualpath.router.upstream import Upstream
 
 __all__ = ["HealthWatch", "Members"]
@@ -103,16 +105,32 @@ class HealthWatch:
         else:
             self._missed[upstream.name] = 0
             if head.status == 200:
+                if not upstream.up:
+                    upstream.kv_capacity_tokens = await self._kv_capacity_tokens(upstream)
                 self._good(upstream)
             else:
                 self._unready(upstream, head.status)
+
+    async def _kv_capacity_tokens(self, upstream: Upstream) -> int | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                head, metrics = await upstream.look("/metrics")
+        except (TimeoutError, HttpFailed):
+            return None
+        return kv_capacity_tokens(metrics.decode(errors="replace")) if head.status == 200 else None
 
     def _good(self, upstream: Upstream) -> None:
         upstream.detail = "up"
         if not upstream.up:
             upstream.up = True
             upstream.succeeded()
-            log.info("%s is up", upstream.name)
+            log.info(
+                "%s is up%s",
+                upstream.name,
+                f", with KV of {upstream.kv_capacity_tokens} tokens"
+                if upstream.kv_capacity_tokens is not None
+                else "",
+            )
             self._members.joined(upstream)
 
     def _unready(self, upstream: Upstream, status: int) -> None:

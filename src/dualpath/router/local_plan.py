@@ -22,6 +22,7 @@ from dualpath.router.config import RouterConfig
 from dualpath.serve.config import ServeConfig
 from dualpath.vllm.launch import VllmLaunch
 from dualpath.vllm.settings import ConnectorSettings
+from dualpath.vllm.step_quota import QuotaSettings
 
 __all__ = [
     "LocalServer",
@@ -47,7 +48,9 @@ class LocalServer:
     @property
     def url(self) -> str:
         """As the router is told."""
-        return f"http://{self.launch.host}:{self.launch.port}#kv={self.launch.connector.kv_port}"
+        connector = self.launch.connector
+        kv = f"#kv={connector.kv_port}" if connector is not None else ""
+        return f"http://{self.launch.host}:{self.launch.port}{kv}"
 
 
 def plan_servers(
@@ -92,10 +95,17 @@ def plan_servers(
             gpus=tuple(gpus[place * each_gpus : (place + 1) * each_gpus]),
             threads=threads,
             api_key=config.api_key,
+            quota=_quota(config) if role is Role.PREFILL else None,
             extra=tuple(shlex.split(config.vllm_args)),
         )
         servers.append(LocalServer(f"{role.value}{number}", role, launch))
     return servers
+
+
+def _quota(config: ServeConfig) -> QuotaSettings | None:
+    if config.quota_pairs is None:
+        return None
+    return QuotaSettings(quota_s=config.quota_pairs, per_pair_s=1)
 
 
 def router_config(config: ServeConfig, servers: Sequence[LocalServer]) -> RouterConfig:

@@ -8,6 +8,9 @@ A server's load is what this router gave it: unfinished requests, their tokens, 
 planned reads until the prefill ended, since a router does not see reads end before. All prefill servers are
 one group and all decode servers another, as one process knows them all; a storage queue is that of a host.
 
+A decode server that says how much KV it holds is given prompts for so much, but always one; what it cannot
+take waits here, where it can still go anywhere. Its own queue holds what an estimate got wrong.
+
 A server that must get nothing new reports that it is full. When no prefill server can take a request, a
 stand-in joins that takes all at once: its requests are prefilled where they are decoded. It is what serves
 with `--server`.
@@ -57,7 +60,7 @@ _STAND_IN = EngineId("stand-in")
 _GROUPS = {Role.PREFILL: GroupId("prefill"), Role.DECODE: GroupId("decode")}
 _STAND_IN_GROUP = GroupId("stand-in")
 _ENDLESS_TOKENS = 2**62
-"""A server queues by itself what its memory does not hold, so none is counted here."""
+"""Of a server that does not say what it holds. No prompt is too long: lengths are estimates here."""
 
 
 class _Member:
@@ -335,9 +338,18 @@ class Seating:
             seen=member.seen,
             requests=len(member.held),
             tokens=_ENDLESS_TOKENS if overloaded else sum(member.held.values()),
-            free_hbm_tokens=-1 if full else _ENDLESS_TOKENS,
+            free_hbm_tokens=-1 if full else self._free_tokens(member, role),
             read_queue_tokens=self._reads.get(member.upstream.node, 0),
         )
+
+    def _free_tokens(self, member: _Member, role: Role) -> int:
+        capacity_tokens = member.upstream.kv_capacity_tokens
+        if role is Role.PREFILL or capacity_tokens is None:
+            return _ENDLESS_TOKENS
+        if member.held:
+            return capacity_tokens - sum(member.held.values())
+        waiting = [each.prompt_tokens for each in self._tickets.values() if each.seats is None]
+        return max(capacity_tokens, *waiting, 0)
 
     def _fetch_stand_in(self) -> None:
         """Until it has taken all that waits: it never has enough."""

@@ -41,6 +41,8 @@ class Upstream:
         self.draining = False
         self.detail = "not looked at yet"
         """Why it is not up."""
+        self.kv_capacity_tokens: int | None = None
+        """KV that its device memory holds; None while it does not say."""
         self.requests = 0
         """Exchanges under way, looks at its health left out."""
         self._failures = 0

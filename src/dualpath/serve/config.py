@@ -81,7 +81,7 @@ _OWN_ENGINES = frozenset(
         "store_faults",
     }
 )
-_VLLM_SERVERS = frozenset({"vllm_args", "gpus_per_server"})
+_VLLM_SERVERS = frozenset({"vllm_args", "gpus_per_server", "quota_pairs"})
 
 
 class ServeConfig(Config, frozen=True, kw_only=True):
@@ -311,6 +311,16 @@ class ServeConfig(Config, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 0.3
+    quota_pairs: Annotated[
+        int | None,
+        option(
+            "Compute quota of vLLM prefill servers: the most query-key pairs in a step; no quota if "
+            "absent.",
+            group="Scheduling",
+            metavar="N",
+            ge=1,
+        ),
+    ] = None
     max_batch_tokens: Annotated[
         int,
         option(

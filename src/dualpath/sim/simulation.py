@@ -40,7 +40,14 @@ from dualpath.policy.events import (
 )
 from dualpath.policy.scheduler import Scheduler
 from dualpath.sim.cluster import Cluster
-from dualpath.sim.kernel import advance, assign_all, handle_of, make_state, read_queue_tokens
+from dualpath.sim.kernel import (
+    advance,
+    assign_all,
+    handle_of,
+    make_state,
+    read_queue_tokens,
+    reports_of,
+)
 from dualpath.sim.kernel.log import ARRIVED, FINISHED, PREFILL_DONE, READ_ON_DE, READ_ON_PE
 from dualpath.sim.outcome import Outcome
 from dualpath.sim.workload import Workload
@@ -48,7 +55,6 @@ from dualpath.sim.workload import Workload
 __all__ = ["EventLog", "Simulation"]
 
 _PE, _DE = Side.PE, Side.DE
-_REPORTED = ("seen", "requests", "tokens", "free_hbm_tokens")
 _CHECK_FETCHES = 4096
 """After so many fetches progress is told, and looked for."""
 
@@ -61,12 +67,12 @@ class EventLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A node. `figures`: views of what its engines report, in the order of `EngineReport`'s fields."""
+    """A node. `figures[f, e]`: what its engines report, in the order of `EngineReport`'s fields."""
 
     node: int
     id: GroupId
     engines: tuple[EngineId, ...]
-    figures: tuple[npt.NDArray[np.int64], ...]
+    figures: npt.NDArray[np.int64]
 
 
 class Simulation:
@@ -100,6 +106,7 @@ class Simulation:
         self._done = self._state.log.view(np.ndarray)
         # All of a log entry but its time, which comes first, are whole numbers.
         self._done_ints = self._done.view(np.int64).reshape(len(self._done), -1)[:, 1:]
+        self._done_s = self._done["time_s"]
         self._log_full = int(self._clock["log_full"][0])
         self._work = work
         self._decide = self._scheduler.handle if log is None else _logged(self._scheduler, log)
@@ -136,13 +143,13 @@ class Simulation:
     def _join(self) -> list[_Group]:
         """All engines; their groups, by node."""
         cluster, groups = self._cluster, []
+        reported = reports_of(self._state)
         for node in range(cluster.nodes):
             prefill = node < cluster.prefill_nodes
             first = node * cluster.gpus
             name = f"p{node}" if prefill else f"d{node - cluster.prefill_nodes}"
             engines = tuple(EngineId(f"{name}.{i}") for i in range(cluster.gpus))
-            rows = self._state.engines.view(np.ndarray)[first : first + cluster.gpus]
-            figures = tuple(rows[each] for each in _REPORTED)
+            figures = reported[:, first : first + cluster.gpus]
             group = _Group(node, GroupId(name), engines, figures)
             groups.append(group)
             for index, engine in enumerate(engines, first):
@@ -227,40 +234,33 @@ class Simulation:
 
     def _drain(self, taken: int) -> None:
         """Tell the policy what happened."""
+        if not taken:
+            return
         ids, decide = self._ids, self._decide
         event: Event
-        # Lists of numbers are faster than a record at a time.
-        times_s, entries = self._done["time_s"][:taken].tolist(), self._done_ints[:taken].tolist()
-        for now_s, entry in zip(times_s, entries, strict=True):
-            kind, slot, tokens, turn, hit_tokens, new_tokens = entry
-            if kind == ARRIVED:
-                ids[slot] = RequestId(f"{slot}.{turn}")
-                event = RequestArrived(ids[slot], tokens, hit_tokens, new_tokens, now_s)
-            elif kind == FINISHED:
-                event = RequestFinished(ids[slot], now_s)
+        # Columns of numbers are faster than a record at a time.
+        columns = self._done_s[:taken].tolist(), *self._done_ints[:taken].T.tolist()
+        for now_s, kind, slot, tokens, turn, hit_tokens, new_tokens in zip(*columns, strict=True):
+            if kind == READ_ON_PE:
+                event = ReadProgressed(ids[slot], 0, _PE, tokens, now_s)
+            elif kind == READ_ON_DE:
+                event = ReadProgressed(ids[slot], 0, _DE, tokens, now_s)
             elif kind == PREFILL_DONE:
                 event = PrefillDone(ids[slot], 0, now_s)
+            elif kind == FINISHED:
+                event = RequestFinished(ids[slot], now_s)
             else:
-                side = _PE if kind == READ_ON_PE else _DE
-                event = ReadProgressed(ids[slot], 0, side, tokens, now_s)
+                ids[slot] = request = RequestId(f"{slot}.{turn}")
+                event = RequestArrived(request, tokens, hit_tokens, new_tokens, now_s)
             if instructions := decide(event):
                 self._carry_out(instructions)
 
     def _fetch(self, group: _Group) -> None:
-        seen, requests, tokens, free_hbm_tokens = group.figures
-        reports = tuple(
-            map(
-                EngineReport,
-                group.engines,
-                seen.tolist(),
-                requests.tolist(),
-                tokens.tolist(),
-                free_hbm_tokens.tolist(),
-            )
-        )
+        reports = tuple(map(EngineReport, group.engines, *group.figures.tolist()))
         queue_tokens = read_queue_tokens(self._kernel, group.node)
         event = GroupFetched(group.id, reports, queue_tokens, self._now_s())
-        self._carry_out(self._decide(event))
+        if instructions := self._decide(event):
+            self._carry_out(instructions)
 
     def _now_s(self) -> float:
         return float(self._clock["now_s"][0])
@@ -287,20 +287,17 @@ class Simulation:
         assigned, index = self._assigned, self._engine_index
         if not assigned:
             return []
-        rows = [
-            (
-                int(each.request.partition(".")[0]),
-                index[each.prefill],
-                index[each.decode],
-                each.plan.pe_tokens,
-                each.plan.bypass,
-            )
-            for each in assigned
-        ]
-        columns = np.array(rows, np.int64).T
+        rows: list[int] = []
+        engines: list[int] = []
+        for each in assigned:
+            slot = int(each.request.partition(".")[0])
+            prefill, decode, plan = index[each.prefill], index[each.decode], each.plan
+            rows += slot, prefill, decode, plan.pe_tokens, plan.bypass
+            engines += decode, prefill
         assigned.clear()
-        assign_all(self._kernel, *columns)
-        return [engine for _, prefill, decode, _, _ in rows for engine in (decode, prefill)]
+        # A flat list is several times faster to convert than one of rows.
+        assign_all(self._kernel, np.array(rows, np.int64).reshape(-1, 5))
+        return engines
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Who has a `HeldBlocks` owns its leases, and releases them once. It knows no I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dualpath.kv import Lease
@@ -34,7 +35,7 @@ class HeldBlocks:
         self.filled: set[int] = set()
         self._leases: list[Lease] = []
 
-    def reserve(self, blocks: range, lease: Lease) -> None:
+    def reserve(self, blocks: Sequence[int], lease: Lease) -> None:
         """The lease's slots are for these blocks, and ours to release."""
         self._leases.append(lease)
         for index, block in enumerate(blocks):
@@ -46,6 +47,10 @@ class HeldBlocks:
         self.filled |= other.filled
         self.slots = other.slots | self.slots
         other._leases, other.slots, other.filled = [], {}, set()
+
+    def lacking(self, blocks: Iterable[int]) -> list[int]:
+        """Those of the blocks that are not filled, in order."""
+        return [block for block in blocks if block not in self.filled]
 
     def filled_stop(self, first_block: int) -> int:
         """The end of the unbroken run of filled blocks that starts with `first_block`."""

@@ -1,4 +1,4 @@
-"""The command line and environment of a vLLM server that runs `DualPathConnector`. Pure.
+"""The command line and environment of a vLLM server, as a rule with `DualPathConnector`. Pure.
 
 Knows vLLM's flags, and neither processes nor who starts them. What is not said here vLLM decides; `extra`
 comes last, so it overrides.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dualpath.vllm.settings import ConnectorSettings
+from dualpath.vllm.step_quota import QUOTA_KEY, QuotaSettings
 
 __all__ = ["VllmLaunch", "transfer_config", "vllm_arguments", "vllm_environment"]
 
@@ -24,14 +25,14 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 class VllmLaunch:
     """One server on this host. `gpus`: ids of its devices, one a tensor-parallel rank; () on the CPU.
 
-    `load_failure_policy`: "recompute" or "fail". `threads`: OpenMP threads on the CPU. `api_key`: what
-    clients must send. A None leaves the choice to vLLM.
+    `connector`: None for plain vLLM. `load_failure_policy`: "recompute" or "fail". `threads`: OpenMP threads
+    on the CPU. `api_key`: what clients must send. `quota`: of each step. A None leaves the choice to vLLM.
     """
 
     model: str
     served_model_name: str
     port: int
-    connector: ConnectorSettings
+    connector: ConnectorSettings | None
     load_failure_policy: str
     block_tokens: int
     host: str = "127.0.0.1"
@@ -42,6 +43,7 @@ class VllmLaunch:
     gpus: tuple[str, ...] = ()
     threads: int | None = None
     api_key: str | None = None
+    quota: QuotaSettings | None = None
     extra: tuple[str, ...] = ()
 
 
@@ -58,9 +60,8 @@ def vllm_arguments(launch: VllmLaunch) -> list[str]:
         "--max-model-len": launch.max_model_len,
         "--chat-template": launch.chat_template,
         "--tensor-parallel-size": len(launch.gpus) if len(launch.gpus) > 1 else None,
-        "--kv-transfer-config": transfer_config(
-            _settings(launch.connector), launch.load_failure_policy
-        ),
+        "--kv-transfer-config": _transfer(launch),
+        **_scheduler(launch),
     }
     given = [
         text for flag, value in flags.items() if value is not None for text in (flag, str(value))
@@ -94,6 +95,24 @@ def vllm_environment(launch: VllmLaunch, environ: Mapping[str, str]) -> dict[str
     if launch.api_key is not None:
         found["VLLM_API_KEY"] = launch.api_key
     return found
+
+
+def _transfer(launch: VllmLaunch) -> str | None:
+    if launch.connector is None:
+        return None
+    return transfer_config(_settings(launch.connector), launch.load_failure_policy)
+
+
+def _scheduler(launch: VllmLaunch) -> dict[str, object]:
+    """vLLM schedules asynchronously unless it runs on the CPU or is told not to, and our class must match."""
+    if launch.quota is None:
+        return {}
+    synchronous = not launch.gpus or "--no-async-scheduling" in launch.extra
+    name = "DualPathScheduler" if synchronous else "DualPathAsyncScheduler"
+    return {
+        "--scheduler-cls": f"dualpath.vllm.scheduler.{name}",
+        "--additional-config": json.dumps({QUOTA_KEY: msgspec.structs.asdict(launch.quota)}),
+    }
 
 
 def _settings(connector: ConnectorSettings) -> dict[str, object]:

@@ -65,7 +65,7 @@ class StagerParts:
 @dataclass(slots=True, eq=False)
 class _Reserving:
     staging: Staging
-    blocks: range
+    blocks: Sequence[int]
     then: Callable[[], None]
 
 
@@ -149,17 +149,18 @@ class Stager:
                 self._read(staging, missing)
             self._part_done(staging)
 
-        self._reserve(staging, missing, start)
+        self._reserve(staging, staging.held.lacking(missing), start)
 
     def _read(self, staging: Staging, blocks: range) -> None:
-        """Read these from the store; their slots are reserved."""
+        """Read those of these that are not filled from the store; their slots are reserved."""
         store = self._parts.store
-        if store is None or not len(blocks) or staging.ended:
+        lacking = staging.held.lacking(blocks)
+        if store is None or not lacking or staging.ended:
             return
-        staging.parts_left += len(blocks)
-        numbers = {staging.chain[block].key: block for block in blocks}
+        staging.parts_left += len(lacking)
+        numbers = {staging.chain[block].key: block for block in lacking}
         reads = []
-        for block in blocks:
+        for block in lacking:
             slot = staging.held.slots[block]
             view = slot.lease.view(slot.index)
             reads.append(BlockRead(staging.chain[block], view, slot.lease.hold(slot.index)))
@@ -207,12 +208,13 @@ class Stager:
     def _probe(self, staging: Staging) -> bool:
         """Try blocks that nobody told us of; False when there is nothing to try, or no room."""
         blocks = next_probe(staging.filled_stop, len(staging.chain), staging.last_probe)
-        lease = self._lease(staging, blocks)
+        lacking = staging.held.lacking(blocks)
+        lease = self._lease(staging, lacking)
         if self._parts.store is None or not len(blocks) or lease is None:
             return False
         staging.last_probe = len(blocks)
         staging.tried_stop = blocks.stop
-        staging.held.reserve(blocks, lease)
+        staging.held.reserve(lacking, lease)
         self._read(staging, blocks)
         return True
 
@@ -255,17 +257,17 @@ class Stager:
             return
         staging = asked.staging
         staging.peer_tokens = offer.tokens
-        missing = [each for each in offer.blocks if each.block not in staging.held.filled]
-        if not missing:
+        lacking = staging.held.lacking(each.block for each in offer.blocks)
+        if not lacking:
             self._part_done(staging)
             return
-        blocks = range(missing[0].block, missing[-1].block + 1)
+        missing = [each for each in offer.blocks if each.block in lacking]
 
         def start() -> None:
             self._pull(asked, missing)
             self._part_done(staging)
 
-        self._reserve(staging, blocks, start)
+        self._reserve(staging, lacking, start)
 
     # Talking to the peer.
 
@@ -382,7 +384,7 @@ class Stager:
 
     # Slots.
 
-    def _reserve(self, staging: Staging, blocks: range, then: Callable[[], None]) -> None:
+    def _reserve(self, staging: Staging, blocks: Sequence[int], then: Callable[[], None]) -> None:
         """Lease slots for these blocks, in turn, then go on with `then`: one part."""
         staging.parts_left += 1
         self._reserving.append(_Reserving(staging, blocks, then))
@@ -401,7 +403,7 @@ class Stager:
                 head.then()
             self._part_done(head.staging)
 
-    def _lease(self, staging: Staging, blocks: range) -> Lease | None:
+    def _lease(self, staging: Staging, blocks: Sequence[int]) -> Lease | None:
         if len(blocks) > self._parts.pool.geometry.n_slots:
             return None
         return self._parts.pool.try_lease(staging.owner, len(blocks))

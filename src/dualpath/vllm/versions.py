@@ -10,7 +10,7 @@ __all__ = ["TESTED_VERSIONS", "check_parallelism", "check_version"]
 
 TESTED_VERSIONS = ("0.31", "0.32")
 _OLDEST = (0, 30)
-_NEWEST = (0, 33)
+_NEWEST = (0, 32)
 
 
 def check_version(version: str) -> None:

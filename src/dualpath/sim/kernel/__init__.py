@@ -7,7 +7,7 @@ The kernel decides nothing that the policy decides; it tells what happened throu
 from dualpath.sim.kernel.handle import Handle, handle_of
 from dualpath.sim.kernel.make import make_state
 from dualpath.sim.kernel.run import advance, assign_all, read_queue_tokens
-from dualpath.sim.kernel.state import State
+from dualpath.sim.kernel.state import State, reports_of
 
 __all__ = [
     "Handle",
@@ -17,4 +17,5 @@ __all__ = [
     "handle_of",
     "make_state",
     "read_queue_tokens",
+    "reports_of",
 ]

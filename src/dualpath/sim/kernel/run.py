@@ -103,7 +103,7 @@ def _entry_points(
     digest: str,
 ) -> tuple[
     Callable[[State, float, bool], int],
-    Callable[[State, Ints, Ints, Ints, Ints, Ints], None],
+    Callable[[State, Ints], None],
     Callable[[State, int], int],
 ]:
     """The digest is part of what numba keys its files by."""
@@ -132,13 +132,11 @@ def _entry_points(
         return int(clock.log_size)
 
     @entry_point
-    def assign_all(
-        s: State, slots: Ints, prefill: Ints, decode: Ints, pe_tokens: Ints, bypass: Ints
-    ) -> None:
-        """`assign` for each of the arrays' elements, in order."""
+    def assign_all(s: State, rows: Ints) -> None:
+        """`assign` for each row, in order: slot, prefill and decode engine, PE side's tokens, bypass."""
         assert len(digest) > 0
-        for i in range(slots.shape[0]):
-            assign(s, slots[i], prefill[i], decode[i], pe_tokens[i], bypass[i])
+        for i in range(rows.shape[0]):
+            assign(s, rows[i, 0], rows[i, 1], rows[i, 2], rows[i, 3], rows[i, 4])
 
     @entry_point
     def read_queue_tokens(s: State, node: int) -> int:

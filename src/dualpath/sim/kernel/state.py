@@ -39,6 +39,7 @@ __all__ = [
     "State",
     "blank",
     "nothing",
+    "reports_of",
 ]
 
 FLOWS = 6
@@ -127,11 +128,11 @@ ENGINE = np.dtype(
         ("instance", "i8"),
         ("nic_out", "i8"),
         ("nic_in", "i8"),
-        # What a leader reports
+        # What a leader reports: see `reports_of`
+        ("seen", "i8"),
         ("requests", "i8"),
         ("tokens", "i8"),
         ("free_hbm_tokens", "i8"),
-        ("seen", "i8"),
         # Admission: staging buffer, or device memory where the whole KV must be there. A queue of sides
         ("room_tokens", "i8"),
         ("used_tokens", "i8"),
@@ -292,3 +293,12 @@ def blank(count: int, dtype: np.dtype[np.void]) -> Records:
 def nothing(count: int) -> Ints:
     """Indices that point nowhere."""
     return np.full(count, NONE, np.int64)
+
+
+def reports_of(state: State) -> Ints:
+    """[field, engine]: a view of what engines report, fields as the policy's `EngineReport` has them."""
+    engines = state.engines.view(np.ndarray)
+    numbers: Ints = engines.view(np.int64).reshape(len(engines), -1)
+    names = list(ENGINE.fields or ())
+    first, end = names.index("seen"), names.index("free_hbm_tokens") + 1
+    return numbers[:, first:end].T
