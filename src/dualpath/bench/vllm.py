@@ -65,7 +65,6 @@ _MODEL = {
 _CHARACTERS = 4
 _VOCABULARY = 250
 _SETTLE_S = 60.0
-_WRITTEN_S = 3.0
 _HITS_A_ROUND = 3
 
 
@@ -183,7 +182,7 @@ def _sessions(
             cached_tokens += first.cached
             stored = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
             turns += 1
-            _settle(pair)
+            _settle(pair.pe, pair.de)
         progress(f"session {session.id}: {cached_tokens} of {prompt_tokens} tokens so far")
     return {
         "hit_rate": round(cached_tokens / prompt_tokens, 4),
@@ -200,7 +199,7 @@ def _times(pair: VllmPair, args: argparse.Namespace, progress: Progress) -> dict
     for number in range(args.rounds):
         prompt = _random_prompt(number, args.stored_tokens)
         misses.append(_timed(pair, prompt, 0))
-        _settle(pair)
+        _settle(pair.pe, pair.de)
         stored = (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         start = time.monotonic()
         first, answer = pair.complete(prompt, 1, hit_tokens=stored, pe_tokens=_half(stored))
@@ -239,7 +238,7 @@ def _beside_example_connector(
         prompt = _random_prompt(args.rounds, args.stored_tokens)
         for server in servers.values():
             server.wait_ready().complete(prompt, 1)
-        time.sleep(_WRITTEN_S)
+        _settle(servers["alone"])  # The other one has written when it answers.
         times: dict[str, list[float]] = {name: [] for name in servers}
         for _ in range(_HITS_A_ROUND * args.rounds):
             for name, server in servers.items():
@@ -262,10 +261,10 @@ def _timed(pair: VllmPair, prompt: list[int], stored: int) -> float:
     return time.monotonic() - start
 
 
-def _settle(pair: VllmPair) -> None:
+def _settle(*servers: VllmServer) -> None:
     """Wait until all that was saved is durable. A step of the engine reports it."""
     until_s = time.monotonic() + _SETTLE_S
-    for server in (pair.pe, pair.de):
+    for server in servers:
         before = -1.0
         while time.monotonic() < until_s:
             server.complete([1, 2, 3], 2)

@@ -25,7 +25,6 @@ import random
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,7 @@ from dualpath.base.ids import MiB
 from dualpath.bench.harness import Progress
 from dualpath.bench.server import ServeProcess
 from dualpath.bench.vllm_load import Load, Question
-from dualpath.bench.vllm_server import BLOCK_TOKENS, VllmServer
+from dualpath.bench.vllm_server import BLOCK_TOKENS, VllmServer, get_text, metric_sum
 from dualpath.engine.tiny import write_random_model
 from dualpath.router.kv_capacity import kv_capacity_tokens
 
@@ -353,12 +352,8 @@ def _requests(base_url: str) -> Counter[str]:
 
 
 def _retried(base_url: str) -> int:
-    lines = _get(base_url, "metrics").splitlines()
-    samples = [line for line in lines if line.startswith("dualpath:request_retries_total")]
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in samples))
+    return int(metric_sum(_get(base_url, "metrics"), "dualpath:request_retries_total"))
 
 
 def _get(base_url: str, name: str) -> str:
-    url = f"{base_url.removesuffix('/v1')}/{name}"
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        return str(reply.read().decode())
+    return get_text(f"{base_url.removesuffix('/v1')}/{name}")

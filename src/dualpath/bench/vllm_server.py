@@ -23,12 +23,13 @@ from dualpath.vllm.launch import VllmLaunch, vllm_arguments, vllm_environment
 from dualpath.vllm.params import KvPeer, prefill_params
 from dualpath.vllm.settings import connector_settings
 
-__all__ = ["BLOCK_TOKENS", "Answer", "VllmPair", "VllmServer"]
+__all__ = ["BLOCK_TOKENS", "Answer", "VllmPair", "VllmServer", "get_text", "metric_sum"]
 
 BLOCK_TOKENS = 128
 _TINY = ("--skip-tokenizer-init", "--enforce-eager", "--max-num-batched-tokens", "2048")
 _READY_S = 240.0
 _ANSWER_S = 240.0
+_GET_S = 10.0
 _STOP_S = 30.0
 
 
@@ -118,8 +119,7 @@ class VllmServer:
         raise EngineLost(f"vLLM is not ready in {_READY_S} s: {self.log.read_text()[-3000:]}")
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as reply:
-            return str(reply.read().decode())
+        return get_text(f"http://127.0.0.1:{self.port}{path}")
 
     def complete(
         self,
@@ -159,9 +159,8 @@ class VllmServer:
         )
 
     def metric(self, name: str) -> float:
-        """The sum over the samples of that name; 0 if there are none."""
-        pattern = re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
-        return sum(float(value) for value in pattern.findall(self.get("/metrics")))
+        """As `metric_sum`."""
+        return metric_sum(self.get("/metrics"), name)
 
     def stop(self) -> None:
         self._signal(15)
@@ -200,3 +199,14 @@ class VllmPair:
         )
         first = self.pe.complete(prompt, 1, params)
         return first, self.de.complete(prompt, max_tokens, first.params)
+
+
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=_GET_S) as reply:
+        return str(reply.read().decode())
+
+
+def metric_sum(metrics: str, name: str) -> float:
+    """The sum over the samples of that name in Prometheus' text format; 0 if there are none."""
+    pattern = re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
+    return sum(float(value) for value in pattern.findall(metrics))
