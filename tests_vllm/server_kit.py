@@ -1,10 +1,13 @@
-"""The tiny model of the tests on real vLLM, and calls at the same time."""
+"""The tiny model of the tests on real vLLM, calls at the same time, and waiting for servers to be done."""
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from dualpath.bench.vllm_server import VllmPair, VllmServer
 
 
 def make_model(directory: Path) -> Path:
@@ -33,3 +36,30 @@ def at_once(calls: list[Any]) -> list[Any]:
     """Run all at the same time; their results in order."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [each.result() for each in [pool.submit(call) for call in calls]]
+
+
+def wait_stored(pair: VllmPair) -> None:
+    """Until all that was saved is durable: a step of each server reports it."""
+    wait_until(lambda: all(_quiet(each) for each in (pair.pe, pair.de)))
+
+
+def _quiet(server: VllmServer) -> bool:
+    server.complete([1, 2, 3], 2)
+    return server.metric("vllm:dualpath_slots_in_use") == 0 or _idle(server)
+
+
+def _idle(server: VllmServer) -> bool:
+    """Slots are held for a peer only, since no write is left."""
+    names = ("saved_blocks", "written_blocks", "failed_writes")
+    before = [server.metric(f"vllm:dualpath_{name}_total") for name in names]
+    time.sleep(0.3)
+    server.complete([1, 2, 3], 2)
+    return before == [server.metric(f"vllm:dualpath_{name}_total") for name in names]
+
+
+def wait_until(ready: object, timeout_s: float = 30.0) -> None:
+    assert callable(ready)
+    until_s = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < until_s, "not in time"
+        time.sleep(0.1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from server_kit import at_once
+from server_kit import at_once, wait_stored, wait_until
 
 from dualpath.bench.vllm_server import BLOCK_TOKENS, Answer, VllmPair, VllmServer
 from dualpath.vllm import prefill_params
@@ -39,14 +38,14 @@ def test_turns_of_a_session(plain: VllmServer, pair: VllmPair, plan: str, n_toke
         assert first.cached == stored
         assert answer.cached == len(prompt) - 1, "the DE computes one token of the prompt"
         stored = whole_blocks(len(prompt) + len(answer.tokens) - 1)
-        _wait_stored(pair)
+        wait_stored(pair)
         prompt = prompt + answer.tokens + prompt_of(turn, 40)
 
 
 def test_a_partial_hit(plain: VllmServer, pair: VllmPair) -> None:
     prompt = prompt_of(1, 2000)
     pair.complete(prompt, 4)
-    _wait_stored(pair)
+    wait_stored(pair)
     other = prompt[:1500] + prompt_of(2, 300)
     want = plain.complete(other, 40)
     first, answer = pair.complete(other, 40, hit_tokens=1920, pe_tokens=1024)
@@ -60,7 +59,7 @@ def test_what_only_the_store_has(plain: VllmServer, pair: VllmPair, plan: str) -
     """The DE's device has nothing of it: what its side read stays in DRAM, the rest comes from the PE."""
     prompt = prompt_of(f"only stored {plan}", 1000)
     pair.pe.complete(prompt, 1)
-    _wait_stored(pair)
+    wait_stored(pair)
     hit = whole_blocks(len(prompt))
     pe_tokens = {"pe": hit, "de": 0, "split": whole_blocks(hit // 2)}[plan]
     want = plain.complete([*prompt, 7], 40)
@@ -68,6 +67,22 @@ def test_what_only_the_store_has(plain: VllmServer, pair: VllmPair, plan: str) -
     assert answer.tokens == want.tokens
     assert first.cached == hit
     assert answer.cached == len(prompt)
+
+
+@pytest.mark.parametrize("plan", ["pe", "de", "split"])
+def test_a_prompt_of_full_blocks(plain: VllmServer, pair: VllmPair, plan: str) -> None:
+    """Stored whole, it needs one token computed by each server."""
+    prompt = prompt_of(f"full blocks {plan}", 8 * BLOCK_TOKENS)
+    want = plain.complete(prompt, 150)
+    pair.pe.complete(prompt, 1)
+    wait_stored(pair)
+    hit = len(prompt)
+    pe_tokens = {"pe": hit, "de": 0, "split": whole_blocks(hit // 2)}[plan]
+    for _ in range(2):
+        first, answer = pair.complete(prompt, 150, hit_tokens=hit, pe_tokens=pe_tokens)
+        assert answer.tokens == want.tokens
+        assert first.cached == hit - 1
+        wait_stored(pair)
 
 
 def test_sixteen_at_once(plain: VllmServer, pair: VllmPair) -> None:
@@ -81,7 +96,7 @@ def test_sixteen_at_once(plain: VllmServer, pair: VllmPair) -> None:
         ]
         answers: list[tuple[Answer, Answer]] = at_once(calls)
         assert [each[1].tokens for each in answers] == wants
-        _wait_stored(pair)
+        wait_stored(pair)
     assert [each[0].cached for each in answers] == hits
 
 
@@ -90,7 +105,7 @@ def test_one_server_alone(plain: VllmServer, pair: VllmPair) -> None:
     prompt = prompt_of(7, 700)
     want = plain.complete(prompt, 200)
     assert pair.de.complete(prompt, 200).tokens == want.tokens
-    _wait_stored(pair)
+    wait_stored(pair)
     again = pair.pe.complete(prompt + want.tokens, 60)
     assert again.tokens == plain.complete(prompt + want.tokens, 60).tokens
     assert again.cached == whole_blocks(700 + 199)
@@ -100,7 +115,7 @@ def test_tenants_share_nothing(pair: VllmPair) -> None:
     prompt = prompt_of(8, 400)
     for salt in ("one", "two"):
         assert pair.pe.complete(prompt, 4, cache_salt=salt).cached == 0
-        _wait_stored(pair)
+        wait_stored(pair)
         assert pair.pe.complete(prompt, 4, cache_salt=salt).cached == whole_blocks(400)
 
 
@@ -110,7 +125,7 @@ def test_spoilt_blocks_are_computed(plain: VllmServer, pair: VllmPair, store: Pa
         prompt = prompt_of(200 + seed, 1500)
         before = set(store.rglob("*.kv"))
         pair.complete(prompt, 4)
-        _wait_stored(pair)
+        wait_stored(pair)
         made = sorted(set(store.rglob("*.kv")) - before)
         assert len(made) == 1500 // BLOCK_TOKENS
         for file in made[::2]:
@@ -188,11 +203,6 @@ def _change(file: Path) -> None:
         opened.write(b"spoilt")
 
 
-def _wait_stored(pair: VllmPair) -> None:
-    """Until all that was saved is durable: a step of each server reports it."""
-    _wait(lambda: all(_quiet(each) for each in (pair.pe, pair.de)))
-
-
 def _wait_slots(pair: VllmPair) -> None:
     """Until no slot of a buffer is owned; leases end within 5 s."""
 
@@ -201,26 +211,4 @@ def _wait_slots(pair: VllmPair) -> None:
             server.complete([1, 2, 3], 2)
         return all(s.metric("vllm:dualpath_slots_in_use") == 0 for s in (pair.pe, pair.de))
 
-    _wait(free)
-
-
-def _quiet(server: VllmServer) -> bool:
-    server.complete([1, 2, 3], 2)
-    return server.metric("vllm:dualpath_slots_in_use") == 0 or _idle(server)
-
-
-def _idle(server: VllmServer) -> bool:
-    """Slots are held for a peer only, since no write is left."""
-    names = ("saved_blocks", "written_blocks", "failed_writes")
-    before = [server.metric(f"vllm:dualpath_{name}_total") for name in names]
-    time.sleep(0.3)
-    server.complete([1, 2, 3], 2)
-    return before == [server.metric(f"vllm:dualpath_{name}_total") for name in names]
-
-
-def _wait(ready: object, timeout_s: float = 30.0) -> None:
-    assert callable(ready)
-    until_s = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until_s, "not in time"
-        time.sleep(0.1)
+    wait_until(free)

@@ -198,6 +198,7 @@ def test_pulls_in_flight_are_bounded_and_expired_ones_keep_their_place(
 def test_a_future_of_a_lost_channel_has_failed_already(owner: ScriptedOwner) -> None:
     owner.sock.close()
     owner.ended.wait(1)
+    owner.channel.join(LATER_S)  # The lane's end came first.
     pull = owner.channel.pull(NAME, 1, SPANS, [memoryview(bytearray(SIZE))], deadline_s=LATER_S)
     assert isinstance(pull.exception(0), PeerLost)
     with pytest.raises(PeerLost, match="owner is lost"):

@@ -11,6 +11,7 @@ from vllm_kit import FACTS, LAYOUT, SIZE, Rig, kv_of, rig, tokens_of
 
 from dualpath.kv import block_chain, root_key
 from dualpath.testing import MemoryDevice, MemoryStore, wait_until, with_faults
+from dualpath.transfer import nixl_missing
 from dualpath.vllm.block_format import block_fingerprint
 from dualpath.vllm.orders import StageOrder
 from dualpath.vllm.params import PairParams
@@ -57,12 +58,12 @@ def test_nothing_is_stored(pe: Rig) -> None:
 
 
 def test_what_was_saved_is_staged(pe: Rig) -> None:
-    """All full blocks, but at least one token is left: of 8 blocks the last is not loaded."""
+    """All full blocks, but at least one token is left to compute: the last one of the last block."""
     tokens = tokens_of(1, 8 * SIZE)
     persist(pe, tokens)
     staged = pe.staged("a", tokens)
-    assert (staged.tokens, staged.own_tokens, staged.stored_tokens) == (28, 28, 28)
-    assert pe.holds("a", staged.serial, tokens, range(7))
+    assert (staged.tokens, staged.own_tokens, staged.stored_tokens) == (31, 32, 32)
+    assert pe.holds("a", staged.serial, tokens, range(8))
     pe.agent.release("a")
     pe.agent.ended("a", aborted=False)
     pe.wait_free()
@@ -99,7 +100,7 @@ def test_salts_are_apart(pe: Rig) -> None:
     tokens = tokens_of(1, 20)
     persist(pe, tokens, salt="one")
     assert pe.staged("a", tokens, salt="two").tokens == 0
-    assert pe.staged("b", tokens, salt="one").tokens == 16
+    assert pe.staged("b", tokens, salt="one").tokens == 19
 
 
 @pytest.mark.parametrize("pe_blocks", [0, 3, 7])
@@ -134,6 +135,52 @@ def test_the_prompt_is_handed_over(pe: Rig, de: Rig, pe_blocks: int) -> None:
     de.agent.release("b")
     de.agent.ended("b", aborted=False)
     de.wait_free()
+
+
+@pytest.mark.parametrize("pe_blocks", [0, 2, 4])
+def test_a_stored_prompt_of_full_blocks_is_handed_over_as_it_was_read(
+    pe: Rig, de: Rig, pe_blocks: int
+) -> None:
+    tokens = tokens_of(1, 5 * SIZE)
+    persist(pe, tokens)
+    pair = prefill_pair(de, hit_tokens=4 * SIZE, pe_tokens=pe_blocks * SIZE)
+    assert pe.staged("a", tokens, pair=pair).tokens == 19
+    pe.agent.ended("a", aborted=False)
+
+    staged = de.staged("b", tokens, pair=decode_pair(pe, 20))
+    assert (staged.tokens, staged.stored_tokens) == (19, 20)
+    assert de.holds("b", staged.serial, tokens, range(5))
+    pe.wait_free()
+
+
+@pytest.mark.skipif(nixl_missing() is not None, reason=nixl_missing() or "")
+def test_kv_moves_over_nixl(device: MemoryDevice) -> None:
+    """As over TCP: to the PE what the DE read, to the DE the rest."""
+    with rig(device, transfer="nixl") as pe, rig(device, transfer="nixl") as de:
+        tokens = tokens_of(1, 30)
+        persist(pe, tokens[: 5 * SIZE])
+        pair = prefill_pair(de, hit_tokens=5 * SIZE, pe_tokens=2 * SIZE)
+        first = pe.staged("a", tokens, pair=pair)
+        assert pe.holds("a", first.serial, tokens, range(5))
+        pe.save("a", tokens, first_block=5, known_tokens=30, pair=pair)
+        pe.agent.ended("a", aborted=False)
+        second = de.staged("b", tokens, pair=decode_pair(pe, 30))
+        assert de.holds("b", second.serial, tokens, range(8))
+        assert (pe.agent.stats.pulled_blocks, de.agent.stats.pulled_blocks) == (3, 5)
+        pe.wait_free()
+
+
+def test_a_rank_talks_to_the_same_rank_of_the_peer(device: MemoryDevice) -> None:
+    with rig(device, rank=1) as pe, rig(device, rank=1) as de:
+        tokens = tokens_of(1, 30)
+        persist(pe, tokens[: 5 * SIZE])
+        pair = prefill_pair(de, hit_tokens=5 * SIZE, pe_tokens=2 * SIZE)
+        assert pe.staged("a", tokens, pair=pair).tokens == 5 * SIZE
+        assert de.agent.stats.read_for_peer_blocks == 3
+        pe.save("a", tokens, first_block=5, known_tokens=30, pair=pair)
+        pe.agent.ended("a", aborted=False)
+        assert de.staged("b", tokens, pair=decode_pair(pe, 30)).tokens == 29
+        pe.wait_free()
 
 
 def test_a_prompt_that_nobody_fetches_goes_with_its_lease(pe: Rig, de: Rig) -> None:

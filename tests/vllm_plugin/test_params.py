@@ -42,6 +42,13 @@ def test_unknown_fields_are_ignored() -> None:
     assert decode_params(params) == PairParams("decode", "r", 1, KvPeer("pe", 1))
 
 
+def test_ranks_have_the_ports_behind_that_of_the_server() -> None:
+    pair = PairParams("decode", "r", 1, KvPeer("pe", 65534))
+    assert pair.of_rank(0) == pair
+    assert pair.of_rank(1) == PairParams("decode", "r", 1, KvPeer("pe", 65535))
+    assert pair.of_rank(2) is None
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

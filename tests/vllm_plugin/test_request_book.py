@@ -188,6 +188,20 @@ def test_a_prefill_hands_over_all_of_its_prompt(local: int) -> None:
     assert answer == PairParams("decode", "r", 1, PE, hit, min(8, hit), 18)
 
 
+def test_a_prompt_of_full_blocks_that_is_stored_whole() -> None:
+    """One token is computed; its block is stored, and in DRAM for the peer, already."""
+    book = book_with(tokens_of(16), staged=15, stored=16, pair=PREFILL)
+    assert book.matched("a", 0) == 15
+    ids = [1, 2, 3, 4]
+    book.allocated("a", ids, 15)
+    orders = book.step([ScheduledPart("a", 15, 1, ids)])
+    assert orders.loads == (LoadOrder("a", 1, 0, 15, (1, 2, 3, 4)),)
+    assert orders.saves == ()
+    answer = decode_params(book.ended("a", ids, 16, aborted=False).answer)
+    assert answer == PairParams("decode", "r", 1, PE, 15, 15, 16)
+    assert book.step([]).saves == ()
+
+
 def test_a_decode_computes_one_token() -> None:
     tokens = tokens_of(18)
     book = book_with(tokens, staged=17, pair=DECODE, stored=16)

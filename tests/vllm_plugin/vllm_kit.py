@@ -17,6 +17,7 @@ from dualpath.vllm.agent_parts import AgentParts
 from dualpath.vllm.block_format import BlockFacts, block_fingerprint, opaque_layout
 from dualpath.vllm.orders import SaveOrder, Staged, StageOrder
 from dualpath.vllm.params import KvPeer, PairParams
+from dualpath.vllm.settings import TransferKind
 
 SIZE = 4
 """Tokens of a block."""
@@ -60,6 +61,7 @@ class Rig:
     pool: BufferPool
     catalog: Catalog
     peer: KvPeer
+    """Of the server, as routers know it: of its rank 0."""
     reports: list[Staged] = field(default_factory=list)
     serials: int = 0
 
@@ -140,6 +142,8 @@ def rig(
     stage_deadline_s: float = 30.0,
     facts: BlockFacts = FACTS,
     secret: bytes = b"",
+    rank: int = 0,
+    transfer: TransferKind = "tcp",
 ) -> Iterator[Rig]:
     with ExitStack() as stack:
         pool = BufferPool(n_slots, LAYOUT.slot_bytes)
@@ -149,7 +153,7 @@ def rig(
         stack.callback(store.close)
         catalog = Catalog(store, TrieIndex(), 1 << 30)
         catalog.load()
-        peer = KvPeer("127.0.0.1", free_port())
+        port = free_port()
         agent = KvAgent(
             AgentParts(
                 layout=LAYOUT,
@@ -157,11 +161,13 @@ def rig(
                 pool=pool,
                 store=store,
                 catalog=catalog,
-                peer=peer,
+                peer=KvPeer("127.0.0.1", port),
+                transfer=transfer,
+                rank=rank,
                 secret=secret,
                 stage_deadline_s=stage_deadline_s,
                 lease_s=lease_s,
             )
         )
         stack.callback(agent.close)
-        yield Rig(agent, pool, catalog, peer)
+        yield Rig(agent, pool, catalog, KvPeer("127.0.0.1", port - rank))

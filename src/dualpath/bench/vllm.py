@@ -200,7 +200,7 @@ def _times(pair: VllmPair, args: argparse.Namespace, progress: Progress) -> dict
         prompt = _random_prompt(number, args.stored_tokens)
         misses.append(_timed(pair, prompt, 0))
         _settle(pair.pe, pair.de)
-        stored = (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        stored = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
         start = time.monotonic()
         first, answer = pair.complete(prompt, 1, hit_tokens=stored, pe_tokens=_half(stored))
         hits.append(time.monotonic() - start)
@@ -240,12 +240,14 @@ def _beside_example_connector(
             server.wait_ready().complete(prompt, 1)
         _settle(servers["alone"])  # The other one has written when it answers.
         times: dict[str, list[float]] = {name: [] for name in servers}
+        order = list(servers)
         for _ in range(_HITS_A_ROUND * args.rounds):
-            for name, server in servers.items():
+            for name in order:
                 _drop_cached(bed.directory)
                 start = time.monotonic()
-                server.complete(prompt, 1)
+                servers[name].complete(prompt, 1)
                 times[name].append(time.monotonic() - start)
+            order.reverse()  # The first of a round finds another machine than the second.
         hit_s = {name: statistics.median(each) for name, each in times.items()}
         progress(f"hits: {hit_s['alone']:.2f} s, ExampleConnector {hit_s['example']:.2f} s")
     return {

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dualpath.base.errors import DeadlineExceeded, DualPathError, InvariantViolation
+from dualpath.base.kv_threads import kv_executor
 from dualpath.engine.buffers import RESIDENT_LAYERS, LayerBuffers, layer_buffers
 from dualpath.engine.forward import forward_packed
 from dualpath.engine.model import LoadedModel
@@ -260,7 +261,7 @@ class LayerwisePrefill:
         self._loaded = loaded
         self._deadline_s = load_deadline_s
         self._buffers: LayerBuffers | None = None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="hand-over")
+        self._executor = kv_executor(1, name="hand-over")
         self.peak_kv_bytes = 0
 
     def run(self, chunks: Sequence[PrefillChunk]) -> list[ChunkResult]:

@@ -18,6 +18,7 @@ import msgspec
 
 from dualpath.base.errors import ConfigError
 from dualpath.base.ids import PAGE_BYTES, Role
+from dualpath.base.kv_threads import stand_behind_compute
 from dualpath.engine.decode import DecodeEngine
 from dualpath.engine.flops import forward_cost
 from dualpath.engine.model import LoadedModel, load_model
@@ -60,6 +61,8 @@ def run_engine(config: EngineConfig) -> None:
             )
         )
         _require_same_model(config, model)
+        if model.device.type == "cpu":
+            stand_behind_compute()
         store = _open_store(config)
     except ConfigError as error:
         control.send(Fatal(str(error), config=True))

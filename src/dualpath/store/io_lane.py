@@ -28,6 +28,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from dualpath.base.kv_threads import kv_thread
 from dualpath.store.contract import ReadStatus
 
 __all__ = ["IoLane", "IoTask", "LaneStats", "Ticket"]
@@ -244,7 +245,7 @@ class IoLane:
         while wanted > self._n_idle and self._n_alive - self._n_stuck < able:
             self._n_alive += 1
             wanted -= 1
-            threading.Thread(target=self._work_loop, name=f"{self.name}-io", daemon=True).start()
+            kv_thread(self._work_loop, name=f"{self.name}-io").start()
 
     def _work_loop(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from dualpath.transfer.contract import (
     RemoteSpan,
     TransferName,
 )
-from dualpath.transfer.endpoint import MIN_SECRET_BYTES, tcp_address
+from dualpath.transfer.endpoint import MIN_SECRET_BYTES, port_address
 from dualpath.transfer.memory import FaultHook, MemoryEndpoint, MemoryFabric, PullFault
 from dualpath.transfer.nixl_agent import nixl_missing
 from dualpath.transfer.shm import ShmEndpoint
@@ -41,5 +41,5 @@ __all__ = [
     "TransferName",
     "nixl_missing",
     "open_endpoint",
-    "tcp_address",
+    "port_address",
 ]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from dualpath.base.errors import PeerLost
 from dualpath.base.ids import EngineId
+from dualpath.base.kv_threads import kv_thread
 from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.contract import Channel, ChannelCapabilities, RemoteSpan, TransferName
 from dualpath.transfer.pulls import Counters, DeadlineClock, Pull, PullTable, check_message
@@ -85,7 +86,7 @@ class DialledConnection(ABC):
         self.peer = context.peer
         self._link = link
         self._context = context
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = kv_thread(self._run, name=name)
 
     def start(self) -> None:
         self._thread.start()
@@ -217,9 +218,7 @@ class ServedConnection:
         self._notified = notified
         # Pulls in flight, and one pong: pings are answered in turn, one more is not needed.
         self._to_send: queue.Queue[PullRequest | Ping | None] = queue.Queue(PULLS_IN_FLIGHT + 2)
-        self._sender = threading.Thread(
-            target=self._send_replies, name=f"dualpath-serve-{context.peer}", daemon=True
-        )
+        self._sender = kv_thread(self._send_replies, name=f"dualpath-serve-{context.peer}")
 
     def abort(self, reason: str) -> None:
         """End the connection; its reading thread reports it."""

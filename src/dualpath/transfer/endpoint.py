@@ -17,11 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from dualpath.base.errors import ConfigError, DeadlineExceeded, PeerLost, TransferError
 from dualpath.base.ids import EngineId
+from dualpath.base.kv_threads import kv_thread
 from dualpath.base.traffic_class import TrafficClass
 from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.connection import Patience, PeerContext, ServedConnection, SocketChannel
@@ -39,7 +41,7 @@ from dualpath.transfer.relations import Relation, Relations
 from dualpath.transfer.transport import Transport
 from dualpath.transfer.wire import Link
 
-__all__ = ["MIN_SECRET_BYTES", "SocketEndpoint", "tcp_address"]
+__all__ = ["MIN_SECRET_BYTES", "SocketEndpoint", "port_address"]
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +56,10 @@ class _Address(msgspec.Struct, frozen=True):
     locations: dict[str, str]
 
 
-def tcp_address(host: str, port: int) -> str:
-    """The address of an endpoint that is known to listen on this TCP port, for `Endpoint.connect`."""
-    return msgspec.json.encode(_Address({"tcp": f"{host}:{port}"})).decode()
+def port_address(kind: Literal["tcp", "nixl"], host: str, port: int) -> str:
+    """The address of an endpoint of this kind that is known to listen on this TCP port, for
+    `Endpoint.connect`."""
+    return msgspec.json.encode(_Address({kind: f"{host}:{port}"})).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +280,10 @@ class SocketEndpoint(Endpoint):
                 sock.close()
                 return
             self._greetings.add(sock)
-            thread = threading.Thread(
-                target=self._greet_and_serve,
-                args=(sock, self._listeners[listener]),
+            thread = kv_thread(
+                self._greet_and_serve,
                 name=f"dualpath-served-{self.engine}",
-                daemon=True,
+                args=(sock, self._listeners[listener]),
             )
             self._threads.add(thread)
         thread.start()

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath.base.errors import ConfigError, DeadlineExceeded, PeerLost
+from dualpath.base.kv_threads import kv_thread
 
 __all__ = ["NixlAgent", "Pace", "Read", "ReadDriver", "address_of", "nixl_missing"]
 
@@ -130,7 +131,7 @@ class NixlAgent:
         self._registered: object = None
         self._closed = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"dualpath-nixl-{name}", daemon=True)
+        self._thread = kv_thread(self._run, name=f"dualpath-nixl-{name}")
         self._thread.start()
         try:
             self.metadata = self.call(self._start, _CLOSE_S * 4)

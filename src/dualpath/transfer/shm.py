@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from dualpath.base.errors import DeadlineExceeded, LeaseLost, PeerLost, TransferError
 from dualpath.base.ids import EngineId, MiB
+from dualpath.base.kv_threads import kv_executor
 from dualpath.base.traffic_class import TrafficClass
 from dualpath.kv.pool import BufferPool, PoolGeometry
 from dualpath.transfer.connection import Patience, PeerContext, SocketChannel
@@ -185,7 +186,7 @@ class ShmTransport(Transport):
 
     def __init__(self, *, copy_threads: int = 2) -> None:
         self._host = host_identity()
-        self._copiers = ThreadPoolExecutor(copy_threads, thread_name_prefix="dualpath-copy")
+        self._copiers = kv_executor(copy_threads, name="dualpath-copy")
 
     def listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

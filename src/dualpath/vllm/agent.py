@@ -29,7 +29,7 @@ from dualpath.kv import (
 )
 from dualpath.store import BlockWrite, WriteResult
 from dualpath.traffic import TrafficManager
-from dualpath.transfer import EndpointEvents, TcpEndpoint
+from dualpath.transfer import Endpoint, EndpointEvents, open_endpoint
 from dualpath.vllm.agent_parts import AgentParts
 from dualpath.vllm.agent_stats import AgentStats
 from dualpath.vllm.held_prompts import HeldPrompts
@@ -82,7 +82,9 @@ class KvAgent:
         self._traffic = TrafficManager()
         self._endpoint = self._open_endpoint()
         self._links = (
-            PeerLinks(self._endpoint, self._traffic.notify, self._post) if self._endpoint else None
+            PeerLinks(self._endpoint, parts.transfer, self._traffic.notify, self._post)
+            if self._endpoint
+            else None
         )
         self._stager = Stager(
             StagerParts(
@@ -229,16 +231,15 @@ class KvAgent:
         known = self._know(order.request, order.salt)
         known.tokens = list(order.tokens)
         self._extend(known)
-        pair = order.pair
+        pair = order.pair.of_rank(self._parts.rank) if order.pair is not None else None
         name = PairName(pair.request, pair.attempt) if pair is not None else None
-        usable = (len(order.tokens) - 1) // layout.block_tokens
         first = order.first_token // layout.block_tokens
         known.staging = Staging(
             owner=order.request,
             serial=order.serial,
             name=name,
             pair=pair,
-            chain=known.chain[:usable],
+            chain=list(known.chain),
             first_block=first,
             wanted_stop=first,
             until_s=time.monotonic() + self._parts.stage_deadline_s,
@@ -364,7 +365,7 @@ class KvAgent:
 
     # Peers.
 
-    def _open_endpoint(self) -> TcpEndpoint | None:
+    def _open_endpoint(self) -> Endpoint | None:
         peer = self._parts.peer
         if peer is None:
             return None
@@ -374,7 +375,8 @@ class KvAgent:
             ),
             peer_lost=lambda engine, reason: self._post(lambda: self._peer_lost(engine, reason)),
         )
-        return TcpEndpoint(
+        return open_endpoint(
+            self._parts.transfer,
             engine_of(peer),
             self._parts.pool,
             self._parts.secret,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dualpath.kv import BufferPool, Fingerprint, KVLayout
 from dualpath.store import Catalog, Store
 from dualpath.vllm.params import KvPeer
+from dualpath.vllm.settings import TransferKind
 
 __all__ = ["AgentParts"]
 
@@ -16,7 +17,8 @@ class AgentParts:
     """What an agent works with. The agent closes none of it.
 
     `peer`: where its KV endpoint listens and what it is called; None without one. `host` is what it binds
-    to."""
+    to, `transfer` how KV moves. `rank`: the worker's among the tensor-parallel ones; it talks to the same
+    rank of other servers."""
 
     layout: KVLayout
     fingerprint: Fingerprint
@@ -24,6 +26,8 @@ class AgentParts:
     store: Store | None
     catalog: Catalog | None
     peer: KvPeer | None = None
+    transfer: TransferKind = "tcp"
+    rank: int = 0
     host: str = "127.0.0.1"
     secret: bytes = b""
     stage_deadline_s: float = 30.0

@@ -344,6 +344,8 @@ def _open_worker(
             store=store,
             catalog=catalog,
             peer=settings.peer(rank),
+            transfer=settings.transfer,
+            rank=rank,
             host=settings.kv_host,
             secret=settings.secret(),
             stage_deadline_s=settings.stage_deadline_s,

@@ -19,7 +19,7 @@ class StageOrder:
     """Get the KV behind `first_token` of these tokens into DRAM, as far as it exists.
 
     `first_token` is a multiple of the block size. All of `tokens` may be asked of the peer, of the store
-    only whole blocks before the last token."""
+    only whole blocks."""
 
     request: str
     serial: int

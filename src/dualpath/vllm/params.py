@@ -94,6 +94,14 @@ class PairParams(msgspec.Struct, frozen=True):
         if not 0 <= self.pe_tokens <= self.hit_tokens or self.prompt_tokens < 0:
             raise ValueError(f"expected 0 <= pe_tokens <= hit_tokens, got {self}")
 
+    def of_rank(self, rank: int) -> PairParams | None:
+        """The part of a tensor-parallel rank, whose peer is the other server's same rank.
+
+        None where there is no such port: such a rank has no peer."""
+        if self.peer.port + rank > 65535:
+            return None
+        return msgspec.structs.replace(self, peer=KvPeer(self.peer.host, self.peer.port + rank))
+
 
 def prefill_params(
     request: str, attempt: int, peer: KvPeer, *, hit_tokens: int, pe_tokens: int

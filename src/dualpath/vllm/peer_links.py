@@ -11,8 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dualpath.base.errors import TransferError
 from dualpath.base.ids import EngineId
-from dualpath.transfer import Channel, Endpoint, tcp_address
+from dualpath.transfer import Channel, Endpoint, port_address
 from dualpath.vllm.params import KvPeer
+from dualpath.vllm.settings import TransferKind
 
 __all__ = ["PeerLinks", "engine_of", "peer_of"]
 
@@ -37,10 +38,12 @@ class PeerLinks:
     def __init__(
         self,
         endpoint: Endpoint,
+        kind: TransferKind,
         notify: Callable[[Channel, bytes], None],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._endpoint = endpoint
+        self._kind = kind
         self._notify = notify
         self._post = post
         self._channels: dict[KvPeer, Channel] = {}
@@ -83,7 +86,7 @@ class PeerLinks:
 
     def _dial(self, peer: KvPeer) -> Channel:
         return self._endpoint.connect(
-            tcp_address(peer.host, peer.port), engine_of(peer), deadline_s=_DIAL_S
+            port_address(self._kind, peer.host, peer.port), engine_of(peer), deadline_s=_DIAL_S
         )
 
     def _dialled(self, peer: KvPeer, done: Future[Channel]) -> None:

@@ -161,7 +161,7 @@ class RequestBook:
         if entry.pair is not None and entry.pair.role == "prefill":
             # What was staged is in DRAM already; the rest of the prompt has to get there.
             entry.exported_tokens = entry.first_token if external_tokens else entry.hit_tokens
-            entry.saved_tokens = self._whole(max(entry.exported_tokens, staged_tokens))
+            entry.saved_tokens = self._whole(max(entry.exported_tokens, stored))
 
     def step(self, parts: Sequence[ScheduledPart]) -> StepOrders:
         """The orders of the step that computes these parts, and all that were due before."""

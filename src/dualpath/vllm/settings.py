@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,10 +16,13 @@ from dualpath.base.errors import ConfigError
 from dualpath.base.ids import GiB
 from dualpath.vllm.params import KvPeer
 
-__all__ = ["SECRET_ENV", "ConnectorSettings", "connector_settings"]
+__all__ = ["SECRET_ENV", "ConnectorSettings", "TransferKind", "connector_settings"]
 
 SECRET_ENV = "DUALPATH_KV_SECRET"
 """Environment variable with the secret that all servers of a cluster share."""
+
+TransferKind = Literal["tcp", "nixl"]
+"""What moves KV between servers; both listen on a TCP port."""
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -30,9 +33,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     `store`: address of the store of blocks ("" for none), as `dualpath serve --store`; `store_capacity_bytes`
     bounds what this server accounts for. `buffer_bytes`: DRAM that stages blocks. `kv_port`: port of the KV
     endpoint (of rank 0; None: no peers), listening on `kv_host`, told to peers as `kv_advertise` where that
-    differs. `kv_secret_file`: the cluster's secret, where the environment does not have it.
-    `model_id` names the weights in the store's keys, where a path does not. `stage_deadline_s`: what is not
-    staged by then is computed. `lease_s`: how long KV waits for a peer.
+    differs; KV moves by `transfer`, the same on all servers. `kv_secret_file`: the cluster's secret, where
+    the environment does not have it. `model_id` names the weights in the store's keys, where a path does not.
+    `stage_deadline_s`: what is not staged by then is computed. `lease_s`: how long KV waits for a peer.
     """
 
     store: str = ""
@@ -41,6 +44,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     kv_host: str = "127.0.0.1"
     kv_port: Annotated[int, msgspec.Meta(gt=0, lt=65536)] | None = None
     kv_advertise: str | None = None
+    transfer: TransferKind = "tcp"
     kv_secret_file: str | None = None
     model_id: str = ""
     stage_deadline_s: _Positive = 30.0
