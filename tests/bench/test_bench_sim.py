@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dualpath.bench import sim
+from dualpath.policy import is_compiled
 
 
 def test_a_quick_run_gives_all_figures_but_those_of_the_large_cluster() -> None:
@@ -20,3 +21,4 @@ def test_a_quick_run_gives_all_figures_but_those_of_the_large_cluster() -> None:
         "compile_s",
     }
     assert result.setup["small"] == "2P4D"
+    assert result.setup["policy_compiled"] is is_compiled()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import Checked, arrived, fetched, joined, read, report
 
-from dualpath.base.ids import NodeId, Side
-from dualpath.policy import Assign, ReadPlan, ReadPlanKind, plan_reads
+from dualpath.base.ids import NodeId, Role, Side
+from dualpath.policy import Assign, PolicyConfig, ReadPlan, ReadPlanKind, plan_reads
 from dualpath.policy.cluster import NodeState
+from dualpath.policy.membership import Membership
+from dualpath.policy.planning import PlannedByQueues
 from dualpath.policy.read_plan import side_that_read_less, split_tokens
 
 
@@ -26,6 +30,7 @@ def plan(
     unread: int | None = None,
     block: int = 64,
     tie: Side = Side.PE,
+    turn: Side = Side.PE,
 ) -> tuple[int, int]:
     made = plan_reads(
         kind,
@@ -39,6 +44,7 @@ def plan(
         unread_tokens=pe_queue + de_queue if unread is None else unread,
         block_tokens=block,
         tie=tie,
+        turn=turn,
     )
     assert not made.bypass
     return made.pe_tokens, made.de_tokens
@@ -68,22 +74,71 @@ def test_shorter_reads_on_the_side_with_the_shorter_queue() -> None:
 def test_an_idle_steady_split_ends_on_both_sides_together(
     rates: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    for nodes in ((1, 1), (2, 4), (48, 96)):
-        got = plan(ReadPlanKind.STEADY, 640, rates=rates, nodes=nodes, tie=Side.DE)
+    for nodes, turn in product(((1, 1), (2, 4), (48, 96)), Side):
+        got = plan(ReadPlanKind.STEADY, 640, rates=rates, nodes=nodes, tie=Side.DE, turn=turn)
         assert got == expected
 
 
-def test_a_loaded_steady_split_is_as_what_all_nodes_of_a_role_read() -> None:
-    assert plan(ReadPlanKind.STEADY, 640, 10**9, 10**9, nodes=(1, 4), block=1) == (128, 512)
-    got = plan(ReadPlanKind.STEADY, 640, 2 * 10**9, 10**9, nodes=(1, 4), rates=(2, 1), block=1)
-    assert got == (213, 427)  # 2 : 4
+def shares(hit: int, unread: int, nodes: tuple[int, int], rates: tuple[int, int]) -> list[int]:
+    """Of the PE side, when it is its turn and when it is not; as much is unread on each side's node."""
+    queues = [unread * rate // sum(rates) for rate in rates]
+    return [
+        plan(
+            ReadPlanKind.STEADY,
+            hit,
+            *queues,
+            unread=unread,
+            nodes=nodes,
+            rates=rates,
+            block=1,
+            turn=turn,
+        )[0]
+        for turn in (Side.PE, Side.DE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rates", "larger", "smaller"),
+    [
+        ((1, 1), (1, 1), 320, 320),
+        ((1, 4), (1, 1), 256, 0),  # 1 : 4 on average.
+        ((2, 4), (1, 1), 427, 0),
+        ((3, 2), (1, 1), 512, 256),
+        ((1, 4), (2, 1), 427, 0),  # 2 : 4.
+    ],
+)
+def test_a_loaded_steady_split_is_as_what_all_nodes_of_a_role_read(
+    nodes: tuple[int, int], rates: tuple[int, int], larger: int, smaller: int
+) -> None:
+    assert shares(640, 3 * 10**9, nodes, rates) == [larger, smaller]
 
 
 def test_shares_go_from_one_node_a_side_to_all_of_them() -> None:
-    def pe(unread: int) -> int:
-        return plan(ReadPlanKind.STEADY, 1200, nodes=(2, 4), unread=unread, block=1)[0]
+    def pe(hits: int) -> float:
+        return sum(shares(1200, hits * 1200, (2, 4), (1, 1))) / 2
 
-    assert [pe(hits * 1200) for hits in (0, 1, 2, 3, 100)] == [600, 600, 480, 400, 400]
+    assert [pe(hits) for hits in (0, 1, 2, 3, 100)] == [600, 600, 480, 400, 400]
+
+
+def test_shares_in_turn_let_a_burst_end_earlier() -> None:
+    """Two of three nodes are prefill nodes: their node of the burst has twice as much to read."""
+
+    def mean_end(turns: Sequence[Side]) -> float:
+        parts = [
+            plan(ReadPlanKind.STEADY, 600, 10**5, 10**5, nodes=(2, 1), block=1, turn=turn)
+            for turn in turns
+        ]
+        sides = [_ends(side) for side in zip(*parts, strict=True)]
+        return sum(map(max, zip(*sides, strict=True))) / len(turns)
+
+    in_turn = [Side.PE, Side.DE] * 30
+    assert mean_end(in_turn) == pytest.approx(60 * 300)
+    assert mean_end([Side.PE] * 60) == 60 * 600
+
+
+def _ends(parts: Sequence[int]) -> list[float]:
+    """When each part is read by a NIC that serves all at once, a token a second."""
+    return [float(sum(min(each, other) for other in parts)) for each in parts]
 
 
 def test_a_steady_split_evens_out_queues() -> None:
@@ -107,6 +162,7 @@ def test_nodes_that_are_asked_in_turn_have_queues_of_about_equal_time(
 ) -> None:
     """Also when nobody reads; `slow`: how much slower the nodes of the DE side are."""
     pe_queues, de_queues = [0] * counts[0], [0] * counts[1]
+    turns = [[Side.PE] * counts[1] for _ in range(counts[0])]
     for number in range(requests):
         i, j = number % counts[0], number // counts[0] % counts[1]
         pe, de = plan(
@@ -117,7 +173,9 @@ def test_nodes_that_are_asked_in_turn_have_queues_of_about_equal_time(
             rates=(slow, 1),
             nodes=counts,
             block=1,
+            turn=turns[i][j],
         )
+        turns[i][j] = Side.DE if turns[i][j] is Side.PE else Side.PE
         pe_queues[i] += pe
         de_queues[j] += de
     times = [each / slow for each in pe_queues] + [float(each) for each in de_queues]
@@ -136,7 +194,7 @@ def test_sides_may_be_swapped(
     nodes: tuple[int, int],
     rates: tuple[int, int],
 ) -> None:
-    pe, de = plan(ReadPlanKind.STEADY, hit, *queues, nodes=nodes, rates=rates, block=1, tie=Side.PE)
+    pe, de = plan(ReadPlanKind.STEADY, hit, *queues, nodes=nodes, rates=rates, block=1)
     swapped = plan(
         ReadPlanKind.STEADY,
         hit,
@@ -145,6 +203,7 @@ def test_sides_may_be_swapped(
         rates=(rates[1], rates[0]),
         block=1,
         tie=Side.DE,
+        turn=Side.DE,
     )
     assert swapped == (de, pe)
 
@@ -184,6 +243,7 @@ def test_half_a_block_goes_to_the_tie_side() -> None:
     nodes=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
     kind=st.sampled_from(list(ReadPlanKind)),
     tie=st.sampled_from(list(Side)),
+    turn=st.sampled_from(list(Side)),
 )
 def test_a_plan_covers_the_hit_once_in_whole_blocks(
     blocks: int,
@@ -193,9 +253,10 @@ def test_a_plan_covers_the_hit_once_in_whole_blocks(
     nodes: tuple[int, int],
     kind: ReadPlanKind,
     tie: Side,
+    turn: Side,
 ) -> None:
     hit = blocks * block
-    pe, de = plan(kind, hit, *queues, rates=rates, nodes=nodes, block=block, tie=tie)
+    pe, de = plan(kind, hit, *queues, rates=rates, nodes=nodes, block=block, tie=tie, turn=turn)
     assert pe >= 0
     assert de >= 0
     assert pe + de == hit
@@ -303,7 +364,41 @@ def test_a_steady_split_counts_the_nodes_of_each_role() -> None:
     play = Checked(*joins, read_plan=ReadPlanKind.STEADY, beta_tokens=10**9, block_tokens=1)
     names = [f"r{i}" for i in range(300)]
     play(*[arrived(each, prompt=1001, hit=1000) for each in names], fetched("P"))
-    made = plans(play, *[fetched(f"D{i}") for i in range(4)])
+    told = play(*[fetched(f"D{i}") for i in range(4)])
+    made = [each for each in told if isinstance(each, Assign)]
     assert len(made) == len(names)
-    share = sum(each.pe_tokens for each in made) / sum(each.hit_tokens for each in made)
+    share = sum(each.plan.pe_tokens for each in made) / (1000 * len(made))
     assert share == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_shares_in_turn_come_with_the_queues() -> None:
+    def apart(queued: int) -> int:
+        larger, smaller = (
+            plan(
+                ReadPlanKind.STEADY,
+                800,
+                queued,
+                queued,
+                nodes=(1, 2),
+                unread=9999,
+                block=1,
+                turn=turn,
+            )
+            for turn in (Side.PE, Side.DE)
+        )
+        return larger[0] - smaller[0]
+
+    assert [apart(queued) for queued in (0, 800, 8 * 800, 10**9)] == [0, 67, 533, 533]
+
+
+def test_each_pair_of_nodes_takes_turns_by_itself() -> None:
+    """DE nodes are asked in turn, too: none of them always gets the larger part."""
+    config = PolicyConfig(read_plan=ReadPlanKind.STEADY, block_tokens=1)
+    members = Membership()
+    members.role_nodes.update({Role.PREFILL: 1, Role.DECODE: 2})
+    members.unread_tokens = 10**6
+    planner = PlannedByQueues(config, members, ReadPlanKind.STEADY)
+    pe, one, two = (NodeState(NodeId(name)) for name in ("pe", "one", "two"))
+    pe.unread_tokens = one.unread_tokens = two.unread_tokens = 10**5
+    made = [planner.plan(600, pe, de).pe_tokens for de in (one, two) * 4]
+    assert made == [400, 400, 0, 0] * 2

@@ -20,6 +20,7 @@ from cluster_kit import BLOCK_TOKENS, Reference, Served, prompt_of
 from dualpath.base.errors import InvariantViolation, RequestError
 from dualpath.base.ids import EngineId, Role
 from dualpath.bench.server import ServeProcess, ServerFailed
+from dualpath.policy import Event, Instruction, PolicyConfig, Scheduler
 from dualpath.policy.config import ReadPlanKind
 from dualpath.serve import processes
 from dualpath.serve.messages import StartAttempt, Tokens
@@ -213,6 +214,13 @@ def test_store_faults_of_every_kind_at_once(serve: Serve) -> None:
     served.run(check())
 
 
+class _Broken(Scheduler):
+    """A bug in the policy."""
+
+    def handle(self, event: Event) -> list[Instruction]:
+        raise InvariantViolation("one and one is three")
+
+
 def test_bug_in_the_frontend_ends_every_request_and_the_server(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,10 +235,7 @@ def test_bug_in_the_frontend_ends_every_request_and_the_server(
         )
         await streaming.wait()
 
-        def broken(_: object) -> list[object]:
-            raise InvariantViolation("one and one is three")
-
-        monkeypatch.setattr(driver._scheduler, "handle", broken)
+        monkeypatch.setattr(driver, "_scheduler", _Broken(PolicyConfig()))
         answer = await asking
         assert (answer.finish_reason, answer.error_status) == ("error", 503)
         assert answer.error is not None

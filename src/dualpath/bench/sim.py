@@ -2,7 +2,7 @@
 
 Both runs are of DeepSeek-V3.2 on H800 nodes, the paper's 48K trace, whole trajectories from the first turn
 to the last, all agents at once, system `dual`; prefill instances of 2 nodes, decode instances of 4. Runs
-are single-threaded.
+are single-threaded. `policy_compiled`: about half of the time is the policy's where it is not.
 
 - `small_s`: 2P4D, 2,000 agents; the median of `--repeats`, compiled before. `events_per_s`: of the simulated
   cluster, in a run of that time, the policy's decisions included.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dualpath.bench.harness import BenchResult, Figure, Progress, stderr_progress
+from dualpath.policy import is_compiled
 
 __all__ = ["HELP", "NAME", "add_arguments", "run"]
 
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
         "small_requests": runs[0].requests,
         "small_jct_s": round(runs[0].jct_s, 1),
         "repeats": args.repeats,
+        "policy_compiled": is_compiled(),
         "seed": args.seed,
     }
     if not args.quick:

@@ -1,4 +1,4 @@
-"""`dualpath version`: what is installed, without importing any of it."""
+"""`dualpath version`: what is installed, without importing any library."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 from importlib import metadata
 
 import dualpath
+from dualpath.policy import is_compiled
 
 __all__ = ["add_arguments", "run"]
 
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     print(f"dualpath {dualpath.__version__}")
     print(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    print(f"policy {'compiled' if is_compiled() else 'not compiled'}")
     for name in _LIBRARIES:
         print(f"{name} {_version(name)}")
     return 0

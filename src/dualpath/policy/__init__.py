@@ -1,8 +1,13 @@
 """The policy: which engines, which reads, which batch. Pure: events in, instructions out.
 
 No clock, randomness, I/O or torch below this package; the same code runs in the simulator and in the product.
+Modules that every event passes through may run compiled, with the same result (setup.py).
 """
 
+from types import FunctionType
+
+# First: it fails when what is compiled is not of these sources.
+from dualpath.policy import compiled as compiled  # isort: skip
 from dualpath.policy.bandwidth import (
     NodeBandwidth,
     RatioRange,
@@ -82,9 +87,15 @@ __all__ = [
     "StartPrefill",
     "Waiting",
     "bottleneck_free_range",
+    "is_compiled",
     "pack",
     "pairs",
     "plan_reads",
     "resource_loads",
     "state_diagram",
 ]
+
+
+def is_compiled() -> bool:
+    """Whether the scheduler runs as an extension compiled from its source."""
+    return not isinstance(Scheduler.handle, FunctionType)

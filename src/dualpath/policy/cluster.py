@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import EngineId, GroupId, NodeId, Role
 from dualpath.policy.events import EngineReport
@@ -21,18 +19,21 @@ from dualpath.policy.requests import ArrivalQueue, RequestState
 __all__ = ["Capacity", "EngineState", "GroupState", "Hold", "NodeState"]
 
 
-class Hold(msgspec.Struct, eq=False):
+class Hold:
     """What one attempt takes of one engine: from the choice of the engine to the end.
 
     `counted`: in the engine's figures on top of its report, because the report cannot know it.
     `read_tokens`: what the engine's node is to read for it.
     """
 
-    engine: EngineState
-    tokens: int
-    hbm_tokens: int
-    read_tokens: int = 0
-    counted: bool = True
+    __slots__ = ("counted", "engine", "hbm_tokens", "read_tokens", "tokens")
+
+    def __init__(self, engine: EngineState, tokens: int, hbm_tokens: int) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.hbm_tokens = hbm_tokens
+        self.read_tokens = 0
+        self.counted = True
 
 
 class NodeState:

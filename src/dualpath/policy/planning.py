@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
-from dualpath.base.ids import Role, Side
+from dualpath.base.ids import NodeId, Role, Side
 from dualpath.policy.cluster import NodeState
 from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
 from dualpath.policy.events import ReadPlan
@@ -21,9 +21,10 @@ __all__ = [
     "make_planner",
 ]
 
-_NOTHING = ReadPlan(0, 0)
-_STEADY = ReadPlanKind.STEADY
-_PREFILL, _DECODE = Role.PREFILL, Role.DECODE
+_NOTHING: Final = ReadPlan(0, 0)
+_STEADY: Final = ReadPlanKind.STEADY
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
 
 
 class ReadPlanner(Protocol):
@@ -41,6 +42,8 @@ class PlannedByQueues:
         self._pe_read_rate = config.pe_read_rate
         self._de_read_rate = config.de_read_rate
         self._block_tokens = config.block_tokens
+        self._decode_turns: set[tuple[NodeId, NodeId]] = set()
+        """The pairs of nodes whose DE side has its turn."""
 
     def plan(self, hit_tokens: int, pe_node: NodeState, de_node: NodeState) -> ReadPlan:
         if hit_tokens == 0:
@@ -58,7 +61,19 @@ class PlannedByQueues:
             unread_tokens=members.unread_tokens,
             block_tokens=self._block_tokens,
             tie=side_that_read_less(pe_node, de_node),
+            turn=self._turn(pe_node, de_node) if steady else Side.PE,
         )
+
+    def _turn(self, pe_node: NodeState, de_node: NodeState) -> Side:
+        """Of each pair by itself: nodes are asked in turn, too, and one might always get the larger parts."""
+        pair, turns = (pe_node.id, de_node.id), self._decode_turns
+        if pair in turns:
+            turns.remove(pair)
+            return Side.DE
+        if len(turns) >= self._members.role_nodes[_PREFILL] * self._members.role_nodes[_DECODE]:
+            turns.clear()  # Of nodes that are gone.
+        turns.add(pair)
+        return Side.PE
 
 
 def _one_side(side: Side, hit_tokens: int) -> ReadPlan:

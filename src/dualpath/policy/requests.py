@@ -13,9 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import takewhile
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from dualpath.base.ids import RequestId
 
@@ -72,8 +70,9 @@ def _transitions() -> dict[tuple[Phase, Trigger], Phase]:
 
 
 TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = _transitions()
+_WAITING: Final = Phase.WAITING
 # By phase first: looked up at every event.
-_MOVES: dict[Phase, dict[Trigger, Phase]] = {phase: {} for phase in Phase}
+_MOVES: Final[dict[Phase, dict[Trigger, Phase]]] = {phase: {} for phase in Phase}
 for (_before, _trigger), _after in TRANSITIONS.items():
     _MOVES[_before][_trigger] = _after
 
@@ -90,7 +89,7 @@ def state_diagram() -> str:
     return "\n".join(lines)
 
 
-class RequestState(msgspec.Struct, eq=False):
+class RequestState:
     """One attempt of a request. Owned by the scheduler; mutable, equal only to itself.
 
     `tokens`: the prompt's. `hbm_tokens`: what the decode engine must reserve. `buffer_tokens`: the
@@ -99,20 +98,47 @@ class RequestState(msgspec.Struct, eq=False):
     `returned`: it was put back into a queue, so that younger requests may have overtaken it.
     """
 
-    id: RequestId
-    arrival: int
-    attempt: int
-    tokens: int
-    hit_tokens: int
-    hbm_tokens: int
-    buffer_tokens: int
-    returned: bool = False
-    phase: Phase = Phase.WAITING
-    prefill: Hold | None = None
-    decode: Hold | None = None
-    group: GroupState | None = None
-    pe_unread_tokens: int = 0
-    de_unread_tokens: int = 0
+    __slots__ = (
+        "arrival",
+        "attempt",
+        "buffer_tokens",
+        "de_unread_tokens",
+        "decode",
+        "group",
+        "hbm_tokens",
+        "hit_tokens",
+        "id",
+        "pe_unread_tokens",
+        "phase",
+        "prefill",
+        "returned",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: RequestId,
+        arrival: int,
+        attempt: int,
+        tokens: int,
+        hit_tokens: int,
+        hbm_tokens: int,
+        buffer_tokens: int,
+    ) -> None:
+        self.id = request
+        self.arrival = arrival
+        self.attempt = attempt
+        self.tokens = tokens
+        self.hit_tokens = hit_tokens
+        self.hbm_tokens = hbm_tokens
+        self.buffer_tokens = buffer_tokens
+        self.returned = attempt > 0
+        self.phase = _WAITING
+        self.prefill: Hold | None = None
+        self.decode: Hold | None = None
+        self.group: GroupState | None = None
+        self.pe_unread_tokens = 0
+        self.de_unread_tokens = 0
 
     def move(self, trigger: Trigger) -> bool:
         """Follow `TRANSITIONS`; False, and no change, when the trigger means nothing in this phase."""

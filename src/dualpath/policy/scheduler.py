@@ -20,11 +20,12 @@ engine of each role that has any; what ended has left no trace.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import RequestId, Role, Side
 from dualpath.policy.cluster import EngineState
+from dualpath.policy.compiled import mypyc_attr
 from dualpath.policy.config import PolicyConfig
 from dualpath.policy.events import (
     Assign,
@@ -55,19 +56,20 @@ from dualpath.policy.stats import SchedulerStats, Totals, Waiting
 __all__ = ["Scheduler"]
 
 # Attribute access on an Enum class is several times slower than on a module.
-_PE = Side.PE
-_PREFILL = Role.PREFILL
-_DECODE = Role.DECODE
-_WAITING = Phase.WAITING
-_READING = Phase.READING
-_PREFILLING = Phase.PREFILLING
-_ASSIGNED = Trigger.ASSIGNED
-_ASSIGNED_WITHOUT_READS = Trigger.ASSIGNED_WITHOUT_READS
-_READS_COMPLETE = Trigger.READS_COMPLETE
-_PREFILL_DONE = Trigger.PREFILL_DONE
-_FINISHED = Trigger.FINISHED
+_PE: Final = Side.PE
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
+_WAITING: Final = Phase.WAITING
+_READING: Final = Phase.READING
+_PREFILLING: Final = Phase.PREFILLING
+_ASSIGNED: Final = Trigger.ASSIGNED
+_ASSIGNED_WITHOUT_READS: Final = Trigger.ASSIGNED_WITHOUT_READS
+_READS_COMPLETE: Final = Trigger.READS_COMPLETE
+_PREFILL_DONE: Final = Trigger.PREFILL_DONE
+_FINISHED: Final = Trigger.FINISHED
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
     """One per cluster; not thread-safe. Raises InvariantViolation on an event that no driver may send."""
 
@@ -238,7 +240,6 @@ class Scheduler:
             hit_tokens,
             prompt_tokens + new_tokens,
             -(-prompt_tokens // block_tokens) * block_tokens,
-            attempt > 0,
         )
         reason = self._refusal(request)
         if reason is not None:
