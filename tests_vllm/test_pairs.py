@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from server_kit import at_once, wait_stored, wait_until
 
+from dualpath.bench.vllm_faults import change_block, cut_block
 from dualpath.bench.vllm_server import BLOCK_TOKENS, Answer, VllmPair, VllmServer
 from dualpath.vllm import prefill_params
 
@@ -121,7 +122,7 @@ def test_tenants_share_nothing(pair: VllmPair) -> None:
 
 def test_spoilt_blocks_are_computed(plain: VllmServer, pair: VllmPair, store: Path) -> None:
     """Cut, changed and missing files: the good prefix is used, the rest computed."""
-    for seed, spoil in enumerate((_cut, _change, Path.unlink)):
+    for seed, spoil in enumerate((cut_block, change_block, Path.unlink)):
         prompt = prompt_of(200 + seed, 1500)
         before = set(store.rglob("*.kv"))
         pair.complete(prompt, 4)
@@ -190,17 +191,6 @@ def test_a_lost_prefill_server(
 
 def _prefill(pair: VllmPair, name: str) -> dict[str, object]:
     return prefill_params(name, 1, pair.de.kv_peer, hit_tokens=0, pe_tokens=0)
-
-
-def _cut(file: Path) -> None:
-    with file.open("r+b") as opened:
-        opened.truncate(5000)
-
-
-def _change(file: Path) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(9000)
-        opened.write(b"spoilt")
 
 
 def _wait_slots(pair: VllmPair) -> None:

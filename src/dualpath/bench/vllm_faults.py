@@ -41,7 +41,7 @@ from dualpath.bench.vllm_server import BLOCK_TOKENS, VllmServer, get_text, metri
 from dualpath.engine.tiny import write_random_model
 from dualpath.router.kv_capacity import kv_capacity_tokens
 
-__all__ = ["FaultRun", "measure_faults"]
+__all__ = ["FaultRun", "change_block", "cut_block", "measure_faults"]
 
 _MODEL = {
     "model_type": "llama",
@@ -265,8 +265,8 @@ def _spoiling(bed: _Bed, seed: int) -> Iterator[Counter[str]]:
     """Meanwhile blocks are spoilt, and the way to the store leads nowhere at times."""
     dice, count, over = random.Random(seed), Counter[str](), threading.Event()
     spoils: Sequence[tuple[str, Callable[[Path], None]]] = (
-        ("cut", _cut),
-        ("changed", _change),
+        ("cut", cut_block),
+        ("changed", change_block),
         ("removed", Path.unlink),
     )
 
@@ -301,12 +301,14 @@ def _lead(way: Path, place: Path) -> None:
     new.replace(way)
 
 
-def _cut(file: Path) -> None:
+def cut_block(file: Path) -> None:
+    """As a writer that died leaves a stored block's file."""
     with file.open("r+b") as opened:
         opened.truncate(5000)
 
 
-def _change(file: Path) -> None:
+def change_block(file: Path) -> None:
+    """As a disk that lies leaves it."""
     with file.open("r+b") as opened:
         opened.seek(9000)
         opened.write(b"spoilt")

@@ -150,10 +150,8 @@ def steady_tokens(
     Rates and numbers of nodes are 1 or more, the rest 0 or more.
     """
     reading = hit_tokens + unread_tokens
-    pe_reading, de_reading = (
-        min(pe_nodes * hit_tokens, reading),
-        min(de_nodes * hit_tokens, reading),
-    )
+    pe_reading = min(pe_nodes * hit_tokens, reading)
+    de_reading = min(de_nodes * hit_tokens, reading)
     pe_weight, de_weight = pe_read_rate * pe_reading, de_read_rate * de_reading
     weights = pe_weight + de_weight
     burst = BURST * hit_tokens
