@@ -23,7 +23,13 @@ from dualpath.base.errors import ConfigError
 from dualpath.base.ids import GiB
 from dualpath.bench.cluster import settings as shared
 from dualpath.bench.cluster.passes import Pass, play, watch
-from dualpath.bench.cluster.rates import measure_rates, model_spec
+from dualpath.bench.cluster.rates import (
+    MeasuredShapes,
+    RatesRound,
+    fit_rates,
+    measure_round,
+    model_spec,
+)
 from dualpath.bench.cluster.reference import wrong_by_transformers
 from dualpath.bench.cluster.results import Measured, Measurements, utilisation_over_time
 from dualpath.bench.cluster.store_state import StoreState
@@ -49,7 +55,7 @@ NEEDS = "root and `make testbed-tools`"
 
 _ALONE = 3
 _LONG = 25
-_SHORT_PASSES = 3
+_SHORT_PASSES = 5
 """Of a system that reads nothing, and so takes a few seconds."""
 _LONG_ORDER = ("basic", "split", "split", "basic") * 3
 """So that a drift of the machine takes from both alike."""
@@ -115,7 +121,12 @@ def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
         raise ConfigError(reason)
     facts = shared.model_facts(args)
     plan = _plan(args, facts)
-    measured = [each for topology in plan.topologies for each in _measure(plan, topology, progress)]
+    measured: list[Measured] = []
+    rates_rounds: list[RatesRound] = []
+    for topology in plan.topologies:
+        measured += _measure(plan, topology, progress)
+        if not facts.speaks:
+            rates_rounds.append(_rates_round(args, facts, plan, progress))
     found = Measurements(measured, facts.layout, plan.rates.snic_goodput_bytes_s)
     figures = found.figures()
     reference = next(
@@ -127,8 +138,9 @@ def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
         wrong, compared = wrong_by_transformers(facts.files, reference, args.reference)
         figures["wrong_tokens"] = wrong + found.wrong_tokens(reference)
         figures["tokens_compared_with_transformers"] = compared
-    if not facts.speaks:
-        figures["compute_rates"] = _compute_rates(args, facts, plan, progress)
+    if rates_rounds:
+        rates = fit_rates(_rates_shapes(args), rates_rounds)
+        figures["compute_rates"] = cast(Figure, msgspec.to_builtins(rates))
     figures["utilisation_over_time"] = _over_time(found)
     figures["seconds"] = round(time.monotonic() - started_s, 1)
     setup = {**shared.setup(args, facts, plan.rates), **_setup(args, plan)}
@@ -260,15 +272,17 @@ def _read_over_compute(requests: list[RequestRecord]) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def _compute_rates(
+def _rates_round(
     args: argparse.Namespace, facts: shared.BenchModelFacts, plan: _Plan, progress: Progress
-) -> Figure:
-    """What `dualpath sim testbed` predicts this run from."""
+) -> RatesRound:
+    """For what `dualpath sim testbed` predicts this run from; nothing else runs meanwhile."""
     spec = model_spec(facts.name, threads=args.threads, block_tokens=args.block_tokens)
-    shape = paper_shape(args.context, args.turns)
     engines = max(len(Topology.parse(each).nodes) for each in plan.topologies)
-    rates = measure_rates(spec, shape, agents=args.agents, engines=engines, progress=progress)
-    return cast(Figure, msgspec.to_builtins(rates))
+    return measure_round(spec, _rates_shapes(args), engines=engines, progress=progress)
+
+
+def _rates_shapes(args: argparse.Namespace) -> MeasuredShapes:
+    return MeasuredShapes.of(paper_shape(args.context, args.turns), args.agents)
 
 
 def _over_time(found: Measurements) -> Figure:

@@ -20,6 +20,7 @@ from dualpath.testbed.topology import Topology
 __all__ = ["add_arguments", "run"]
 
 _RANDOM = "random"
+_RATES_ROUNDS = 3
 _EPILOG = """\
 example:
   dualpath sim testbed --results docs/results/pooling.json
@@ -131,12 +132,20 @@ def _read(path: Path) -> _Result:
 def _measure(setup: _Setup, shape: Shape, engines: int) -> ComputeRates:
     # Imported here: needs torch, which predicting does not.
     from dualpath.bench.cluster.model import random_model
-    from dualpath.bench.cluster.rates import measure_rates, model_spec
+    from dualpath.bench.cluster.rates import (
+        MeasuredShapes,
+        fit_rates,
+        measure_round,
+        model_spec,
+    )
 
     spec = model_spec(str(random_model()), threads=setup.threads, block_tokens=setup.block_tokens)
-    return measure_rates(
-        spec, shape, agents=setup.agents, engines=engines, progress=stderr_progress
-    )
+    shapes = MeasuredShapes.of(shape, setup.agents)
+    rounds = [
+        measure_round(spec, shapes, engines=engines, progress=stderr_progress)
+        for _ in range(_RATES_ROUNDS)
+    ]
+    return fit_rates(shapes, rounds)
 
 
 def _engines(measured: _Result) -> int:

@@ -1,7 +1,9 @@
 """What computing takes here: the model's prefill batches and decode steps, alone and beside others.
 
 Processes like engine processes, each with a copy of the model, compute the same shapes at the same time: one,
-then two, and so on. Nothing is read, transferred or served. `fit_rates` is pure.
+then two, and so on. Nothing is read, transferred or served. A shared machine is faster and slower by the
+minute, so rounds of this are taken at several times, best between the runs that are to be predicted, and
+`fit_rates`, which is pure, goes by their medians.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
+from typing import TypeAlias
 
 from dualpath.bench.cluster.workload import Shape
 from dualpath.engine.decode import DecodeEngine
@@ -25,7 +28,7 @@ from dualpath.engine.sampling import SamplingParams
 from dualpath.policy.quota import pairs
 from dualpath.sim.testbed import ComputeRates
 
-__all__ = ["MeasuredShapes", "Seconds", "fit_rates", "measure_rates", "model_spec"]
+__all__ = ["MeasuredShapes", "RatesRound", "Seconds", "fit_rates", "measure_round", "model_spec"]
 
 _REPEATS = 32
 _LONGEST_S = 300.0
@@ -52,7 +55,11 @@ class MeasuredShapes:
                 (0, append),
                 (0, 8 * append),
             ),
-            decode=((1, context), (1, context // 2), (agents, context), (agents, context // 2)),
+            decode=tuple(
+                (batch, tokens)
+                for batch in sorted({1, (agents + 1) // 2, agents})
+                for tokens in (context, context // 2)
+            ),
             join_tokens=context,
         )
 
@@ -82,33 +89,33 @@ def model_spec(model: str, *, threads: int, block_tokens: int) -> ModelSpec:
     )
 
 
-def measure_rates(
-    spec: ModelSpec, shape: Shape, *, agents: int, engines: int, progress: Callable[[str], None]
-) -> ComputeRates:
-    """Of one engine, and how much slower it is beside others, up to `engines` in all. Takes a minute."""
-    shapes = MeasuredShapes.of(shape, agents)
+RatesRound: TypeAlias = Sequence[Sequence[Seconds]]
+"""`[n]`: of each of n + 1 engines that computed at once."""
+
+
+def measure_round(
+    spec: ModelSpec, shapes: MeasuredShapes, *, engines: int, progress: Callable[[str], None]
+) -> RatesRound:
+    """One engine alone, then beside others, up to `engines` in all. Takes a minute."""
     found: list[list[Seconds]] = []
     for at_once in range(1, engines + 1):
         progress(f"measuring what computing takes with {at_once} engines at once")
         found.append(_measure_at_once(spec, shapes, at_once))
-    return fit_rates(shapes, found)
+    return found
 
 
-def fit_rates(shapes: MeasuredShapes, found: Sequence[Sequence[Seconds]]) -> ComputeRates:
-    """`found[n]`: of n + 1 engines that computed at once. The costs are those of the one that was alone."""
-    ((alone,), *_) = found
+def fit_rates(shapes: MeasuredShapes, rounds: Sequence[RatesRound]) -> ComputeRates:
+    """Costs are those of an engine that was alone. How much slower others make it is told within a round."""
+    alone = [found[0][0] for found in rounds]
     prefill = fit_seconds(
-        [[1.0, new, pairs(cached, new)] for cached, new in shapes.prefill], alone.prefill
+        [[1.0, new, pairs(cached, new)] for cached, new in shapes.prefill],
+        _medians(each.prefill for each in alone),
     )
     decode = fit_seconds(
-        [[1.0, batch, batch * context] for batch, context in shapes.decode], alone.decode
+        [[1.0, batch, batch * context] for batch, context in shapes.decode],
+        _medians(each.decode for each in alone),
     )
-    slowdown = [
-        statistics.fmean(
-            mine / its for each in group for mine, its in zip(each.all, alone.all, strict=True)
-        )
-        for group in found
-    ]
+    slowdown = _medians([_slower(group, found[0][0]) for group in found] for found in rounds)
     return ComputeRates(
         prefill_base_s=prefill[0],
         prefill_token_s=prefill[1],
@@ -116,9 +123,21 @@ def fit_rates(shapes: MeasuredShapes, found: Sequence[Sequence[Seconds]]) -> Com
         decode_base_s=decode[0],
         decode_sequence_s=decode[1],
         decode_context_token_s=decode[2],
-        join_token_s=alone.join / shapes.join_tokens,
+        join_token_s=statistics.median(each.join for each in alone) / shapes.join_tokens,
         # Noise must not make more of them faster.
         slowdown=tuple(itertools.accumulate(slowdown, max)),
+    )
+
+
+def _medians(rounds: Iterable[Sequence[float]]) -> list[float]:
+    """Place by place."""
+    return [statistics.median(place) for place in zip(*rounds, strict=True)]
+
+
+def _slower(group: Sequence[Seconds], alone: Seconds) -> float:
+    """The mean of all that computed at once, over all shapes."""
+    return statistics.fmean(
+        mine / its for each in group for mine, its in zip(each.all, alone.all, strict=True)
     )
 
 
