@@ -143,7 +143,7 @@ def traces(scheduler: Scheduler) -> Iterator[tuple[str, int]]:
             yield f"queue of {group.id}", len(group.queue)
             yield f"tokens of {group.id}", group.tokens
     for engine in members.engines.values():
-        yield f"holds of {engine.id}", len(engine.holds)
+        yield f"unseen of {engine.id}", len(engine.unseen)
         yield f"pending of {engine.id}", len(engine.pending)
         yield f"tokens of {engine.id}", engine.tokens
         yield f"memory of {engine.id}", engine.unseen_hbm_tokens

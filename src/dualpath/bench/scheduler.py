@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from dualpath.base.ids import EngineId, GroupId, RequestId, Role, Side
 from dualpath.bench.harness import BenchResult, Figure, Progress
+from dualpath.policy import is_compiled
 from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
 from dualpath.policy.events import Assign, Event, StartPrefill
 from dualpath.policy.scheduler import Scheduler
@@ -111,6 +112,7 @@ def run(args: argparse.Namespace, progress: Progress) -> BenchResult:
         "repeats": args.repeats,
         "seed": args.seed,
         "read_plan": args.read_plan.value,
+        "policy_compiled": is_compiled(),
     }
     return BenchResult(NAME, figures, setup)
 

@@ -10,30 +10,16 @@ Nothing here decides anything.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import EngineId, GroupId, NodeId, Role
 from dualpath.policy.events import EngineReport
 from dualpath.policy.requests import ArrivalQueue, RequestState
 
-__all__ = ["Capacity", "EngineState", "GroupState", "Hold", "NodeState"]
+__all__ = ["Capacity", "EngineState", "GroupState", "NodeState"]
 
-
-class Hold:
-    """What one attempt takes of one engine: from the choice of the engine to the end.
-
-    `counted`: in the engine's figures on top of its report, because the report cannot know it.
-    `read_tokens`: what the engine's node is to read for it.
-    """
-
-    __slots__ = ("counted", "engine", "hbm_tokens", "read_tokens", "tokens")
-
-    def __init__(self, engine: EngineState, tokens: int, hbm_tokens: int) -> None:
-        self.engine = engine
-        self.tokens = tokens
-        self.hbm_tokens = hbm_tokens
-        self.read_tokens = 0
-        self.counted = True
+_DECODE: Final = Role.DECODE
 
 
 class NodeState:
@@ -67,22 +53,23 @@ class NodeState:
 class EngineState:
     """`tokens`, `requests`, `free_hbm_tokens`: what the policy decides by; `unseen_*` is their part
 
-    that no report covers. `holds`: assigned, not yet seen, in the order of assignment.
+    that no report covers. `unseen`: assigned, not yet seen, in the order of assignment.
     `pending`: chosen for a request whose other engine is not; the engine does not know of it.
     """
 
     __slots__ = (
         "buffer_tokens",
+        "decodes",
         "free_hbm_tokens",
         "group",
         "hbm_tokens",
-        "holds",
         "id",
         "node",
         "pending",
         "requests",
         "seen",
         "tokens",
+        "unseen",
         "unseen_hbm_tokens",
         "unseen_requests",
         "unseen_tokens",
@@ -98,6 +85,7 @@ class EngineState:
     ) -> None:
         self.id = engine
         self.group = group
+        self.decodes = group.role is _DECODE
         self.node = node
         self.hbm_tokens = hbm_tokens
         self.buffer_tokens = buffer_tokens
@@ -108,83 +96,96 @@ class EngineState:
         self.unseen_requests = 0
         self.unseen_hbm_tokens = 0
         self.seen = 0
-        self.holds: deque[Hold] = deque()
+        self.unseen: deque[RequestState] = deque()
         self.pending: dict[int, RequestState] = {}
 
-    def take(self, request: RequestState, hbm_tokens: int) -> Hold:
+    def take(self, request: RequestState) -> None:
         """Chosen for the request."""
         tokens = request.tokens
-        hold = Hold(self, tokens, hbm_tokens)
         self.tokens += tokens
         self.unseen_tokens += tokens
         self.requests += 1
         self.unseen_requests += 1
-        self.free_hbm_tokens -= hbm_tokens
-        self.unseen_hbm_tokens += hbm_tokens
         self.group.tokens += tokens
         self.pending[request.arrival] = request
-        return hold
+        if self.decodes:
+            self.free_hbm_tokens -= request.hbm_tokens
+            self.unseen_hbm_tokens += request.hbm_tokens
+            request.decode = self
+            request.decode_counted = True
+        else:
+            request.prefill = self
+            request.prefill_counted = True
 
-    def assign(self, request: RequestState, hold: Hold, read_tokens: int) -> None:
-        """The other engine is known too: the engine is told now."""
+    def assign(self, request: RequestState) -> None:
+        """The other engine is known too, and who reads what: the engine is told now."""
         del self.pending[request.arrival]
-        self.holds.append(hold)
-        hold.read_tokens = read_tokens
+        self.unseen.append(request)
         node = self.node
+        read_tokens = request.de_read_tokens if self.decodes else request.pe_read_tokens
         node.unseen_read_tokens += read_tokens
         node.read_queue_tokens += read_tokens
         node.unread_tokens += read_tokens
 
-    def drop(self, request: RequestState, hold: Hold) -> None:
-        """The request needs the engine no longer, and no report has counted it so far."""
-        hold.counted = False
-        self._uncount(1, hold.tokens, hold.hbm_tokens, hold.read_tokens)
-        self.tokens -= hold.tokens
-        self.requests -= 1
-        self.free_hbm_tokens += hold.hbm_tokens
-        self.group.tokens -= hold.tokens
-        self.node.read_queue_tokens -= hold.read_tokens
-        self.pending.pop(request.arrival, None)
+    def counts(self, request: RequestState) -> bool:
+        """Whether the request is in this engine's figures on top of its report."""
+        return request.decode_counted if self.decodes else request.prefill_counted
+
+    def drop(self, request: RequestState) -> bool:
+        """The request needs the engine no longer. Whether figures fell, which those of a report never do."""
+        counted = self.counts(request)
+        if self.decodes:
+            request.decode = None
+        else:
+            request.prefill = None
+        if counted:
+            tokens = request.tokens
+            self.tokens -= tokens
+            self.requests -= 1
+            self.group.tokens -= tokens
+            if self.decodes:
+                self.free_hbm_tokens += request.hbm_tokens
+                self.node.read_queue_tokens -= request.de_read_tokens
+            else:
+                self.node.read_queue_tokens -= request.pe_read_tokens
+            self._uncount(request)
+            self.pending.pop(request.arrival, None)
+        return counted
 
     def report(self, report: EngineReport) -> None:
         """Replace the figures by the report and what it cannot know.
 
         Raises InvariantViolation when the engine claims to have seen more than it was assigned.
         """
-        holds = self.holds
+        unseen = self.unseen
         newly_seen = report.seen - self.seen
-        if not 0 <= newly_seen <= len(holds):
+        if not 0 <= newly_seen <= len(unseen):
             raise InvariantViolation(
                 f"engine {self.id} has seen {report.seen} assignments; it was given "
-                f"{self.seen + len(holds)} and had seen {self.seen} before"
+                f"{self.seen + len(unseen)} and had seen {self.seen} before"
             )
         self.seen = report.seen
-        if newly_seen:
-            self._see(newly_seen)
+        for _ in range(newly_seen):
+            request = unseen.popleft()
+            if self.counts(request):  # It may have been dropped meanwhile.
+                self._uncount(request)
         before = self.tokens
         self.tokens = report.tokens + self.unseen_tokens
         self.group.tokens += self.tokens - before
         self.requests = report.requests + self.unseen_requests
         self.free_hbm_tokens = report.free_hbm_tokens - self.unseen_hbm_tokens
 
-    def _see(self, count: int) -> None:
-        """A report covers the next assignments, except those that were dropped meanwhile."""
-        requests = tokens = hbm_tokens = read_tokens = 0
-        for _ in range(count):
-            hold = self.holds.popleft()
-            if hold.counted:
-                hold.counted = False
-                requests += 1
-                tokens += hold.tokens
-                hbm_tokens += hold.hbm_tokens
-                read_tokens += hold.read_tokens
-        self._uncount(requests, tokens, hbm_tokens, read_tokens)
-
-    def _uncount(self, requests: int, tokens: int, hbm_tokens: int, read_tokens: int) -> None:
-        self.unseen_requests -= requests
-        self.unseen_tokens -= tokens
-        self.unseen_hbm_tokens -= hbm_tokens
-        self.node.unseen_read_tokens -= read_tokens
+    def _uncount(self, request: RequestState) -> None:
+        """No longer of what no report covers."""
+        self.unseen_requests -= 1
+        self.unseen_tokens -= request.tokens
+        if self.decodes:
+            self.unseen_hbm_tokens -= request.hbm_tokens
+            self.node.unseen_read_tokens -= request.de_read_tokens
+            request.decode_counted = False
+        else:
+            self.node.unseen_read_tokens -= request.pe_read_tokens
+            request.prefill_counted = False
 
 
 class Capacity:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dualpath.base.errors import InvariantViolation
 from dualpath.base.ids import EngineId, NodeId, RequestId, Role
-from dualpath.policy.cluster import EngineState, GroupState, Hold
+from dualpath.policy.cluster import EngineState, GroupState
 from dualpath.policy.config import PolicyConfig
 from dualpath.policy.membership import Membership
 from dualpath.policy.placement import Queues
@@ -30,19 +30,15 @@ def check_invariants(
     _expect(arrivals == sorted(set(arrivals)), "requests are not in order of arrival")
     for request in requests.values():
         _check_request(request, config, members, queues, groups)
-    expected: dict[EngineId, list[tuple[RequestState, Hold]]] = {
-        each: [] for each in members.engines
-    }
+    taken: dict[EngineId, list[RequestState]] = {each: [] for each in members.engines}
     for request in requests.values():
-        for hold in (request.prefill, request.decode):
-            if hold is not None:
-                current = members.engines.get(hold.engine.id)
-                _expect(
-                    current is hold.engine, f"{request.id} holds the lost engine {hold.engine.id}"
-                )
-                expected[hold.engine.id].append((request, hold))
+        for engine in (request.prefill, request.decode):
+            if engine is not None:
+                current = members.engines.get(engine.id)
+                _expect(current is engine, f"{request.id} is on the lost engine {engine.id}")
+                taken[engine.id].append(request)
     for engine in members.engines.values():
-        _check_engine(engine, expected[engine.id])
+        _check_engine(engine, taken[engine.id])
     for group in groups:
         _check_group(group)
     _check_membership(members, groups)
@@ -110,23 +106,24 @@ def _check_request(
         )
 
 
-def _check_engine(engine: EngineState, held: list[tuple[RequestState, Hold]]) -> None:
-    counted = [hold for _, hold in held if hold.counted]
+def _check_engine(engine: EngineState, taken: list[RequestState]) -> None:
+    counted = [each for each in taken if engine.counts(each)]
+    hbm_tokens = sum(each.hbm_tokens for each in counted) if engine.decodes else 0
     figures = {
-        "tokens": (engine.unseen_tokens, sum(hold.tokens for hold in counted)),
+        "tokens": (engine.unseen_tokens, sum(each.tokens for each in counted)),
         "requests": (engine.unseen_requests, len(counted)),
-        "hbm_tokens": (engine.unseen_hbm_tokens, sum(hold.hbm_tokens for hold in counted)),
+        "hbm_tokens": (engine.unseen_hbm_tokens, hbm_tokens),
     }
     for name, (kept, recomputed) in figures.items():
         _expect(
             kept == recomputed, f"engine {engine.id}: unseen {name} {kept}, expected {recomputed}"
         )
-    pending = {each.arrival for each, _ in held if each.phase is Phase.WAITING}
+    pending = {each.arrival for each in taken if each.phase is Phase.WAITING}
     _expect(set(engine.pending) == pending, f"engine {engine.id}: pending {set(engine.pending)}")
-    live = {id(hold) for hold in counted}
-    for hold in engine.holds:
+    for each in engine.unseen:
         _expect(
-            not hold.counted or id(hold) in live, f"engine {engine.id}: counts an ended attempt"
+            not engine.counts(each) or each in counted,
+            f"engine {engine.id}: counts an ended attempt of {each.id}",
         )
 
 
@@ -145,7 +142,11 @@ def _check_membership(members: Membership, groups: list[GroupState]) -> None:
     unseen: dict[NodeId, int] = dict.fromkeys(members.nodes, 0)
     for engine in members.engines.values():
         _expect(members.nodes.get(engine.node.id) is engine.node, f"node of {engine.id} is unknown")
-        unseen[engine.node.id] += sum(hold.read_tokens for hold in engine.holds if hold.counted)
+        unseen[engine.node.id] += sum(
+            each.de_read_tokens if engine.decodes else each.pe_read_tokens
+            for each in engine.unseen
+            if engine.counts(each)
+        )
     for node in members.nodes.values():
         _expect(
             node.unseen_read_tokens == unseen[node.id],
@@ -167,9 +168,9 @@ def _check_unread(members: Membership, requests: Mapping[RequestId, RequestState
             (request.prefill, request.pe_unread_tokens),
             (request.decode, request.de_unread_tokens),
         )
-        for hold, tokens in sides:
-            if hold is not None:
-                unread[hold.engine.node.id] += tokens
+        for engine, tokens in sides:
+            if engine is not None:
+                unread[engine.node.id] += tokens
     total = sum(unread.values())
     _expect(members.unread_tokens == total, f"{members.unread_tokens} unread, expected {total}")
     for node in members.nodes.values():

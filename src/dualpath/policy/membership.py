@@ -57,7 +57,7 @@ class Membership:
     def lose(self, engine_id: EngineId) -> EngineState | None:
         """None when it is not there. A group or node without engines is forgotten.
 
-        The caller has dropped every hold on the engine before.
+        The caller has dropped every request from the engine before.
         """
         engine = self.engines.pop(engine_id, None)
         if engine is None:

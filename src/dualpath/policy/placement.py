@@ -91,7 +91,7 @@ class DualPathPlacement:
             )
             if engine is not None:
                 queue.remove(request)
-                request.prefill = engine.take(request, 0)
+                engine.take(request)
                 yield request
             elif not (request.returned and self._take_back_prefill(group, request)):
                 return
@@ -108,7 +108,7 @@ class DualPathPlacement:
                 if engine is None:
                     break
                 group.dequeue(request)
-                request.decode = engine.take(request, request.hbm_tokens)
+                engine.take(request)
                 yield request
             head = queue.head()
             if head is None or not (head.returned and self._take_back_decode(group, head)):
@@ -129,8 +129,7 @@ class DualPathPlacement:
         younger = _younger_pending(group, request)
         for each in younger:
             if each.prefill is not None:
-                each.prefill.engine.drop(each, each.prefill)
-                each.prefill = None
+                each.prefill.drop(each)
                 each.returned = True
                 self._queues.prefill.push(each)
         return bool(younger)
@@ -140,8 +139,7 @@ class DualPathPlacement:
         younger = _younger_pending(group, request)
         for each in younger:
             if each.decode is not None:
-                each.decode.engine.drop(each, each.decode)
-                each.decode = None
+                each.decode.drop(each)
                 group.enqueue(each)
         return bool(younger)
 
@@ -235,7 +233,7 @@ class BlindPlacement:
             if engine is None:
                 return
             queue.remove(request)
-            request.prefill = engine.take(request, 0)
+            engine.take(request)
             yield request
 
     def place_decode(self, group: GroupState) -> Iterator[RequestState]:
@@ -247,7 +245,7 @@ class BlindPlacement:
             if engine is None:
                 return
             queue.remove(request)
-            request.decode = engine.take(request, request.hbm_tokens)
+            engine.take(request)
             yield request
 
 

@@ -9,16 +9,14 @@ that what an engine has not yet seen of the old one keeps its own figures.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from dualpath.base.ids import RequestId
 
 if TYPE_CHECKING:
-    from dualpath.policy.cluster import GroupState, Hold
+    from dualpath.policy.cluster import EngineState, GroupState
 
 __all__ = ["TRANSITIONS", "ArrivalQueue", "Phase", "RequestState", "Trigger", "state_diagram"]
 
@@ -93,8 +91,10 @@ class RequestState:
     """One attempt of a request. Owned by the scheduler; mutable, equal only to itself.
 
     `tokens`: the prompt's. `hbm_tokens`: what the decode engine must reserve. `buffer_tokens`: the
-    prompt rounded up to blocks, what each staging buffer must hold. `prefill`, `decode`: what it
-    takes of its engines, once chosen. `group`: the decode group whose private queue it is in.
+    prompt rounded up to blocks, what each staging buffer must hold. `prefill`, `decode`: its engines,
+    from the choice to the end; `..._counted`: in the engine's figures on top of its report, which cannot
+    know it. `pe_read_tokens`, `de_read_tokens`: what the engines' nodes are to read for it;
+    `..._unread_tokens`: still. `group`: the decode group whose private queue it is in.
     `returned`: it was put back into a queue, so that younger requests may have overtaken it.
     """
 
@@ -102,15 +102,19 @@ class RequestState:
         "arrival",
         "attempt",
         "buffer_tokens",
+        "de_read_tokens",
         "de_unread_tokens",
         "decode",
+        "decode_counted",
         "group",
         "hbm_tokens",
         "hit_tokens",
         "id",
+        "pe_read_tokens",
         "pe_unread_tokens",
         "phase",
         "prefill",
+        "prefill_counted",
         "returned",
         "tokens",
     )
@@ -134,9 +138,13 @@ class RequestState:
         self.buffer_tokens = buffer_tokens
         self.returned = attempt > 0
         self.phase = _WAITING
-        self.prefill: Hold | None = None
-        self.decode: Hold | None = None
+        self.prefill: EngineState | None = None
+        self.decode: EngineState | None = None
+        self.prefill_counted = False
+        self.decode_counted = False
         self.group: GroupState | None = None
+        self.pe_read_tokens = 0
+        self.de_read_tokens = 0
         self.pe_unread_tokens = 0
         self.de_unread_tokens = 0
 
@@ -150,44 +158,65 @@ class RequestState:
 
 
 class ArrivalQueue:
-    """Requests, oldest arrival first. Every operation is O(1) but `push` of one that comes back,
+    """Requests, oldest arrival first. O(1) at both ends; O(log n) and a move of memory in between."""
 
-    which is O(requests in the queue older than it).
-    """
-
-    __slots__ = ("_by_arrival", "_newest")
+    __slots__ = ("_first", "_places")
 
     def __init__(self) -> None:
-        self._by_arrival: OrderedDict[int, RequestState] = OrderedDict()
-        self._newest = -1
+        # Sorted by arrival. The places before `_first` are empty: their requests have left at the front.
+        self._places: list[RequestState | None] = []
+        self._first = 0
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return len(self._places) - self._first
 
     def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._by_arrival.values())
+        for place in range(self._first, len(self._places)):
+            request = self._places[place]
+            assert request is not None
+            yield request
 
     def __contains__(self, request: RequestState) -> bool:
-        return self._by_arrival.get(request.arrival) is request
+        place = self._find(request)
+        return place < len(self._places) and self._places[place] is request
 
     def head(self) -> RequestState | None:
-        for request in self._by_arrival.values():
-            return request
-        return None
+        return self._places[self._first] if self._first < len(self._places) else None
 
     def push(self, request: RequestState) -> None:
-        arrival = request.arrival
-        queue = self._by_arrival
-        if arrival > self._newest:
-            self._newest = arrival
-            queue[arrival] = request
-            return
-        older = list(takewhile(arrival.__gt__, queue))
-        queue[arrival] = request
-        queue.move_to_end(arrival, last=False)
-        for each in reversed(older):
-            queue.move_to_end(each, last=False)
+        places = self._places
+        newest = places[-1] if places else None
+        if newest is None or newest.arrival < request.arrival:
+            places.append(request)
+        else:
+            places.insert(self._find(request), request)
 
     def remove(self, request: RequestState) -> None:
         """KeyError when it is not in the queue."""
-        del self._by_arrival[request.arrival]
+        places, first = self._places, self._first
+        if first < len(places) and places[first] is request:
+            places[first] = None
+            first += 1
+            if 2 * first >= len(places):
+                del places[:first]
+                first = 0
+            self._first = first
+            return
+        place = self._find(request)
+        if place == len(places) or places[place] is not request:
+            raise KeyError(request.arrival)
+        del places[place]
+
+    def _find(self, request: RequestState) -> int:
+        """The place of the first that is not older."""
+        arrival, places = request.arrival, self._places
+        low, high = self._first, len(places)
+        while low < high:
+            middle = (low + high) // 2
+            each = places[middle]
+            assert each is not None
+            if each.arrival < arrival:
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -142,10 +142,8 @@ class Scheduler:
             return []
         out: list[Instruction] = []
         for request in list(self._requests.values()):
-            for hold in (request.prefill, request.decode):
-                if hold is not None and hold.engine is engine:
-                    self._engine_lost_under(request, engine, out)
-                    break
+            if request.prefill is engine or request.decode is engine:
+                self._engine_lost_under(request, engine, out)
         role, group = engine.group.role, engine.group
         self._members.lose(event.engine)
         for request in list(group.queue):
@@ -165,11 +163,11 @@ class Scheduler:
             self._unplace(request, engine.group.role)
             return
         survivors = tuple(
-            hold.engine.id
-            for hold in (request.prefill, request.decode)
-            if hold is not None and hold.engine is not engine
+            each.id
+            for each in (request.prefill, request.decode)
+            if each is not None and each is not engine
         )
-        self._drop_holds(request)
+        self._drop_engines(request)
         request.move(Trigger.ENGINE_LOST)
         self._totals.interrupted += 1
         if survivors:
@@ -271,8 +269,8 @@ class Scheduler:
         """The engines of the role changed: waiting requests that need one, and fit none, cannot stay."""
         out: list[Instruction] = []
         for request in list(self._requests.values()):
-            hold = request.prefill if role is _PREFILL else request.decode
-            if request.phase is not _WAITING or hold is not None:
+            engine = request.prefill if role is _PREFILL else request.decode
+            if request.phase is not _WAITING or engine is not None:
                 continue
             reason = self._refusal(request)
             if reason is not None:
@@ -284,23 +282,22 @@ class Scheduler:
         return out
 
     def _assign(self, request: RequestState, out: list[Instruction]) -> None:
-        prefill, decode = request.prefill, request.decode
-        assert prefill is not None and decode is not None
-        pe, de = prefill.engine, decode.engine
+        pe, de = request.prefill, request.decode
+        assert pe is not None and de is not None
         plan = self._planner.plan(request.hit_tokens, pe.node, de.node)
         out.append(Assign(request.id, request.attempt, pe.id, de.id, plan))
         self._totals.assigned += 1
         if plan.bypass or request.hit_tokens == 0:
-            pe.assign(request, prefill, 0)
-            de.assign(request, decode, 0)
+            pe.assign(request)
+            de.assign(request)
             request.move(_ASSIGNED_WITHOUT_READS)
             out.append(StartPrefill(request.id, request.attempt, pe.id))
             return
-        pe.assign(request, prefill, plan.pe_tokens)
-        de.assign(request, decode, plan.de_tokens)
+        request.pe_read_tokens = request.pe_unread_tokens = plan.pe_tokens
+        request.de_read_tokens = request.de_unread_tokens = plan.de_tokens
         self._members.unread_tokens += request.hit_tokens
-        request.pe_unread_tokens = plan.pe_tokens
-        request.de_unread_tokens = plan.de_tokens
+        pe.assign(request)
+        de.assign(request)
         request.move(_ASSIGNED)
 
     def _read_progressed(self, event: ReadProgressed) -> list[Instruction]:
@@ -312,10 +309,10 @@ class Scheduler:
         tokens = event.tokens
         if event.side is _PE:
             request.pe_unread_tokens -= tokens
-            node = prefill.engine.node
+            node = prefill.node
         else:
             request.de_unread_tokens -= tokens
-            node = decode.engine.node
+            node = decode.node
         node.done_tokens += tokens
         node.unread_tokens -= tokens
         self._members.unread_tokens -= tokens
@@ -328,7 +325,7 @@ class Scheduler:
         if pe_unread or de_unread:
             return []
         request.move(_READS_COMPLETE)
-        return [StartPrefill(request.id, request.attempt, prefill.engine.id)]
+        return [StartPrefill(request.id, request.attempt, prefill.id)]
 
     def _prefill_done(self, event: PrefillDone) -> list[Instruction]:
         request = self._requests.get(event.request)
@@ -348,7 +345,7 @@ class Scheduler:
         self._totals.finished += 1
         if prefill is None:
             return []
-        return [Release(request.id, request.attempt, (prefill.engine.id,))]
+        return [Release(request.id, request.attempt, (prefill.id,))]
 
     def _aborted(self, event: RequestAborted) -> list[Instruction]:
         request = self._requests.pop(event.request, None)
@@ -370,7 +367,7 @@ class Scheduler:
             return []
         out = self._release(request)
         request.move(Trigger.ATTEMPT_FAILED)
-        self._drop_holds(request)
+        self._drop_engines(request)
         self._totals.failed_attempts += 1
         attempt = request.attempt + 1
         if attempt >= self._config.max_attempts:
@@ -389,15 +386,13 @@ class Scheduler:
         )
         return out
 
-    # What requests hold
+    # What requests take of engines
 
     def _release(self, request: RequestState) -> list[Instruction]:
         """`Release` for the engines that were told of this attempt and have not given it back."""
         if request.phase is _WAITING:
             return []
-        engines = tuple(
-            hold.engine.id for hold in (request.prefill, request.decode) if hold is not None
-        )
+        engines = tuple(each.id for each in (request.prefill, request.decode) if each is not None)
         return [Release(request.id, request.attempt, engines)] if engines else []
 
     def _withdraw(self, request: RequestState) -> None:
@@ -411,28 +406,22 @@ class Scheduler:
                 self._placement.touch(group)
             elif request.decode is None:
                 self._queues.decode.remove(request)
-        self._drop_holds(request)
+        self._drop_engines(request)
 
-    def _drop_holds(self, request: RequestState) -> None:
+    def _drop_engines(self, request: RequestState) -> None:
         prefill, decode = request.prefill, request.decode
         if prefill is not None and decode is not None:
-            prefill.engine.node.unread_tokens -= request.pe_unread_tokens
-            decode.engine.node.unread_tokens -= request.de_unread_tokens
+            prefill.node.unread_tokens -= request.pe_unread_tokens
+            decode.node.unread_tokens -= request.de_unread_tokens
             self._members.unread_tokens -= request.pe_unread_tokens + request.de_unread_tokens
         self._drop_prefill(request)
         self._drop_decode(request)
 
     def _drop_prefill(self, request: RequestState) -> None:
-        hold = request.prefill
-        if hold is not None:
-            if hold.counted:
-                hold.engine.drop(request, hold)
-            request.prefill = None
+        if request.prefill is not None:
+            request.prefill.drop(request)
 
     def _drop_decode(self, request: RequestState) -> None:
-        hold = request.decode
-        if hold is not None:
-            if hold.counted:
-                hold.engine.drop(request, hold)
-                self._placement.touch(hold.engine.group)
-            request.decode = None
+        engine = request.decode
+        if engine is not None and engine.drop(request):
+            self._placement.touch(engine.group)
