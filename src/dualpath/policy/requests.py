@@ -9,6 +9,7 @@ that what an engine has not yet seen of the old one keeps its own figures.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -209,14 +210,9 @@ class ArrivalQueue:
 
     def _find(self, request: RequestState) -> int:
         """The place of the first that is not older."""
-        arrival, places = request.arrival, self._places
-        low, high = self._first, len(places)
-        while low < high:
-            middle = (low + high) // 2
-            each = places[middle]
-            assert each is not None
-            if each.arrival < arrival:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(self._places, request.arrival, self._first, key=_arrival)
+
+
+def _arrival(request: RequestState | None) -> int:
+    assert request is not None
+    return request.arrival
