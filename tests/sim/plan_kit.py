@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from dualpath.sim.arrivals import Arrivals
 from dualpath.sim.hardware import Hardware, load_hardware
 from dualpath.sim.model_config import load_model
 from dualpath.sim.plan.load import Goal, Offline, Sessions
@@ -69,6 +70,7 @@ def small_question(goal: Goal | None = None, **changes: object) -> Question:
         "sessions": Sessions.of(small_trace()),
         "goal": goal or Offline(24),
         "assumptions": Assumptions(),
+        "arrivals": Arrivals(),
         "seed": 0,
     }
     return Question(**(values | changes))  # type: ignore[arg-type]

@@ -31,6 +31,46 @@ MIXTRAL = LLAMA | {
     "num_experts_per_tok": 2,
     "sliding_window": None,
 }
+KIMI: dict[str, object] = {
+    "model_type": "kimi_k2",
+    "vocab_size": 163840,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "quantization_config": {"quant_method": "fp8"},
+}
+"""Of Kimi-K2-Instruct, as its readers quote it; its README says that it is DeepSeek-V3's architecture."""
+GLM: dict[str, object] = {
+    "model_type": "glm4_moe",
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""Of GLM-4.5-Air; the names are those of Glm4MoeConfig in transformers."""
+MISTRAL = LLAMA | {"model_type": "mistral", "vocab_size": 32000, "sliding_window": None}
+"""Of Mistral-7B-v0.2, whose shape but for the vocabulary is that of Llama-3-8B."""
 QWEN = LLAMA | {
     "model_type": "qwen2",
     "sliding_window": 4096,
@@ -90,6 +130,41 @@ def test_latent_attention_and_its_experts() -> None:
     assert load_model("deepseek-v3").indexer is None
 
 
+def test_kimi_k2_is_deepseek_v3_with_other_numbers() -> None:
+    kimi = load_model(KIMI)
+    assert kimi.total_parameters == pytest.approx(1.026e12, rel=0.001)  # Published: 1T, 32B active.
+    assert kimi.active_parameters == pytest.approx(32e9, rel=0.03)
+    assert kimi.kv_bytes_token == 61 * 576 * 2
+    renamed = load_model(KIMI | {"model_type": "deepseek_v3"})
+    assert renamed == kimi
+
+
+def test_glm4_moe_has_grouped_attention_and_a_shared_expert() -> None:
+    air = load_model(GLM)
+    assert air.total_parameters == pytest.approx(106e9, rel=0.01)  # Published: 106B, 12B active.
+    assert air.active_parameters == pytest.approx(12e9, rel=0.1)
+    assert air.attention == GroupedAttention(heads=96, kv_heads=8, head_dim=128)
+    assert air.kv_bytes_token == 46 * 2 * 8 * 128 * 2
+    large = GLM | {
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 92,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 160,
+    }
+    glm = load_model(large)  # GLM-4.5, published: 355B, 32B active.
+    assert glm.total_parameters == pytest.approx(355e9, rel=0.01)
+    assert glm.active_parameters == pytest.approx(32e9, rel=0.03)
+    assert (glm.dense_layers, glm.dense_width) == (3, 12288)
+
+
+def test_mistral_is_llama_with_a_window() -> None:
+    mistral = load_model(MISTRAL)
+    assert mistral.total_parameters == pytest.approx(7.24e9, rel=0.001)
+    assert mistral == load_model(MISTRAL | {"model_type": "llama"})
+
+
 def test_windows() -> None:
     types = ["full_attention", "sliding_attention"] * 16
     for config, windows in (
@@ -126,6 +201,8 @@ def test_how_kv_and_weights_are_kept() -> None:
     mxfp4 = load_model(LLAMA, weights=WeightFormat.MXFP4, kv_bytes_per_element=1)
     assert mxfp4.formats == Formats(kv_bytes_per_element=1, mlp_weight_bytes=0.53125)
     assert load_model("qwen2.5-32b", kv_bytes_per_element=1).kv_bytes_token == 131_072
+    awq = LLAMA | {"quantization_config": {"quant_method": "awq"}}
+    assert load_model(awq, weights=WeightFormat.MXFP4).formats.mlp_weight_bytes == 0.53125
     # What a file adds is for its own format only.
     assert load_model("deepseek-v3", kv_bytes_per_element=2).kv_bytes_token == 61 * 576 * 2
 
@@ -153,12 +230,18 @@ def test_files_and_directories(tmp_path: Path) -> None:
     [
         (
             LLAMA | {"model_type": "mamba"},
-            "model_type: expected one of deepseek_v3, .* got 'mamba'",
+            "model_type: expected one of deepseek_v3, .*glm4_moe.* kimi_k2.* mistral.* got 'mamba'",
         ),
         (LLAMA | {"hidden_size": "big"}, "hidden_size: expected a whole number >= 1, got 'big'"),
         (LLAMA | {"vocab_size": True}, "vocab_size"),
         (MIXTRAL | {"num_local_experts": None}, "num_local_experts: .* got None"),
         (MIXTRAL | {"sliding_window": 4096}, "sliding_window: expected at least one layer"),
+        (MISTRAL | {"sliding_window": 4096}, "sliding_window: expected at least one layer"),
+        (
+            {name: value for name, value in MISTRAL.items() if name != "sliding_window"},
+            "sliding_window: expected tokens or null: .* got 'nothing'",
+        ),
+        (GLM | {"n_shared_experts": None}, "n_shared_experts: expected a whole number >= 0"),
         (QWEN | {"layer_types": ["linear_attention"] * 32}, "layer_types: expected full_attention"),
         (
             LLAMA | {"layer_types": ["sliding_attention"] * 32},
@@ -166,7 +249,10 @@ def test_files_and_directories(tmp_path: Path) -> None:
         ),
         (QWEN | {"layer_types": "full"}, "layer_types: expected a list"),
         (LLAMA | {"torch_dtype": "float32"}, "torch_dtype: expected bfloat16 or float16"),
-        (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "quant_method fp8 or mxfp4"),
+        (
+            LLAMA | {"quantization_config": {"quant_method": "awq"}},
+            r"quant_method fp8 or mxfp4, or --weights bf16\|fp8\|mxfp4",
+        ),
         (LLAMA | {"dualpath": {"name": "x"}}, "dualpath: .*sources"),
         (LLAMA | {"dualpath": {"name": "x", "sources": {}, "kv": 1}}, "dualpath: .*unknown field"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from dualpath.base.errors import ConfigError
 from dualpath.cli import main
+from dualpath.sim.model_config import WeightFormat, load_model
 from dualpath.sim.plan.load import AtRate, Capacity, Offline
 from dualpath.sim.plan.question import question_of
 from dualpath.sim.plan.settings import PlanSettings
@@ -69,6 +70,7 @@ def test_without_numba_it_says_how_to_install_it():
         ({"gpu": None}, "expected one of them, got none"),
         ({"hardware": "x.toml"}, "expected one of them, got both"),
         ({"agents": 5, "rate": 1.0}, "--agents and --rate: expected one kind of load, got 2"),
+        ({"arrivals": "azure-conversation"}, "--arrivals: expected with --rate or --slo"),
         ({"horizon_s": 5.0}, "--horizon-s: expected with --rate or --slo"),
         ({"slo": "ttft"}, "--slo: expected METRIC=TIME"),
         ({"slo": "ttft=4h"}, "--slo: 'ttft=4h' needs a unit"),
@@ -105,6 +107,9 @@ def test_rules_and_overrides():
     node = question_of(settings(cnic="100gbit", memory=64 << 30)).hardware.node
     assert (node.cnic_bytes_s, node.memory_bytes, node.snic_bytes_s) == (12.5e9, 64 << 30, 50e9)
     assert question_of(settings()).goal == Offline(512)
+    fp8 = question_of(settings(weights="fp8"))
+    assert fp8.model == load_model("qwen2.5-32b", weights=WeightFormat.FP8)
+    assert fp8.setup()["mlp_weight_bytes"] == 1.0
     assert question_of(settings(rate=0.5, horizon_s=100.0)).goal == AtRate(0.5, 100.0)
     goal = question_of(settings(slo="ttft=1,tpot=50ms")).goal
     assert isinstance(goal, Capacity)

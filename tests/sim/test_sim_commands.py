@@ -63,6 +63,23 @@ def test_run_of_a_batch(capsys):
     assert result["setup"]["system"] == "split"
 
 
+def test_run_with_other_weights(capsys):
+    assert main([*TINY, "--agents", "3", "--json"]) == 0
+    as_it_is = json.loads(capsys.readouterr().out)
+    assert main([*TINY, "--agents", "3", "--json", "--weights", "bf16"]) == 0
+    wider = json.loads(capsys.readouterr().out)
+    assert wider["setup"]["weights"] == "bf16"
+    assert wider["figures"]["tpot"]["mean_s"] > as_it_is["figures"]["tpot"]["mean_s"]
+
+
+def test_run_of_a_model_of_its_users(tmp_path, capsys):
+    config = {"model_type": "mamba"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = ["sim", "run", "--model", str(tmp_path), "--trace", "smoke", "--agents", "1"]
+    assert main(run) == 2
+    assert "one of deepseek_v3, deepseek_v32, glm4_moe" in capsys.readouterr().err
+
+
 def test_run_of_a_service_as_a_table_with_a_timeline(tmp_path, capsys):
     timeline = tmp_path / "run.json"
     arguments = ["--rate", "0.5", "--until", "30", "--timeline", str(timeline)]

@@ -11,6 +11,8 @@ import msgspec
 from dualpath.base.errors import ConfigError
 from dualpath.bench.harness import BenchResult, Figure
 from dualpath.cli.main import ExitCode
+from dualpath.sim.arrivals import POISSON
+from dualpath.sim.model_config import MODEL_TYPES, WeightFormat
 
 if TYPE_CHECKING:
     from dualpath.sim.case import Case
@@ -27,6 +29,9 @@ examples:
   dualpath sim run --model deepseek-v3.2 --prefill 2 --decode 4 --trace paper:64k \\
       --rate 0.4 --timeline run.json
       A service: how long a request takes, and a timeline for ui.perfetto.dev.
+  dualpath sim run --model ./config.json --weights fp8 --trace coding-agent --rate 0.4 \\
+      --arrivals azure-conversation
+      Your own model, kept in 8 bits, and agents that come as bunched as the requests of a chat service.
 
 `dualpath plan` compares systems and divisions of nodes. It needs pip install 'dualpath[sim]', no GPU and no
 torch.
@@ -40,7 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="NAME|FILE",
-        help="A model of the package, such as deepseek-v3.2, or the config.json of any model.",
+        help="A model of the package, such as deepseek-v3.2, or a config.json whose model_type is "
+        f"{', '.join(MODEL_TYPES[:-1])} or {MODEL_TYPES[-1]}.",
+    )
+    cluster.add_argument(
+        "--weights",
+        choices=[each.value for each in WeightFormat],
+        help="How weights are kept where the model is served (default: what its file says).",
     )
     cluster.add_argument(
         "--gpu",
@@ -77,13 +88,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--agents", type=int, metavar="N", help="So many agents at once.")
     load.add_argument("--rate", type=float, metavar="R", help="So many agents arrive a second.")
     load.add_argument(
+        "--arrivals",
+        default=POISSON,
+        metavar="poisson|NAME|FILE",
+        help="With --rate: at random, or as the sessions of a recorded trace started, scaled to the rate: "
+        "azure-conversation, another trace of the package, or a file, as a CSV with TIMESTAMP "
+        "(default: poisson).",
+    )
+    load.add_argument(
         "--until",
         type=float,
         metavar="SECONDS",
         help=f"With --rate: how long; the last third counts (default: {_HORIZON_S:g}).",
     )
     load.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="Of traces and arrivals (default: 0)."
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Of traces and random arrivals (default: 0).",
     )
     results = parser.add_argument_group("Results")
     results.add_argument(
@@ -132,6 +155,8 @@ def _check(args: argparse.Namespace) -> None:
     if (args.agents is None) == (args.rate is None):
         got = "neither" if args.agents is None else "both"
         raise ConfigError(f"--agents N, --rate R: expected one of them, got {got}")
+    if args.arrivals != POISSON and args.rate is None:
+        raise ConfigError("--arrivals: expected with --rate; --agents start at once")
     if args.until is not None and args.rate is None:
         raise ConfigError("--until: expected with --rate; agents at once are simulated to the end")
     for flag in ("rate", "until"):
@@ -152,7 +177,7 @@ def _case(args: argparse.Namespace) -> Case:
     from dualpath.sim.setting import Assumptions, Deployment, System
 
     deployment = Deployment(
-        model=load_model(args.model),
+        model=load_model(args.model, weights=args.weights and WeightFormat(args.weights)),
         hardware=load_hardware(args.gpu),
         prefill_nodes=args.prefill,
         decode_nodes=args.decode,
@@ -166,13 +191,18 @@ def _case(args: argparse.Namespace) -> Case:
         assumptions=Assumptions(),
         trace=args.trace,
         load=Offline(args.agents) if args.agents else AtRate(args.rate, args.until or _HORIZON_S),
+        arrivals=args.arrivals,
         seed=args.seed,
     )
 
 
 def _setup(args: argparse.Namespace) -> dict[str, Figure]:
     kept = ("model", "gpu", "prefill", "decode", "tensor", "system", "trace", "seed")
-    load = {"agents": args.agents} if args.agents else {"rate_aps": args.rate}
+    load: dict[str, Figure] = {"agents": args.agents}
+    if args.rate is not None:
+        load = {"rate_aps": args.rate, "arrivals": args.arrivals}
+    if args.weights is not None:
+        load["weights"] = args.weights
     return {**{name: getattr(args, name) for name in kept}, **load}
 
 

@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 
 import numpy as np
 
 from dualpath.base.errors import ConfigError
+from dualpath.sim.arrivals import POISSON, open_arrivals
 from dualpath.sim.outcome import Outcome
 from dualpath.sim.paper_traces import paper_trace
 from dualpath.sim.plan.load import AtRate, Offline, Sessions
@@ -24,7 +24,7 @@ from dualpath.sim.setting import Assumptions, Deployment, System, prepare
 from dualpath.sim.simulation import Simulation
 from dualpath.sim.summary import Summary, summary_of
 from dualpath.sim.workload import Workload, scaled
-from dualpath.traces import open_trace, poisson
+from dualpath.traces import open_trace
 from dualpath.traces.generated import parse_length
 
 __all__ = [
@@ -45,7 +45,8 @@ Progress = Callable[[float, int], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """`trace`: `paper:64k` and the like, or anything that `open_trace` knows. `append`, `output`: factors
-    on the lengths of the paper's traces. `seed`: of what is generated of the trace, and of arrivals."""
+    on the lengths of the paper's traces. `arrivals`: online, of `open_arrivals`. `seed`: of what is
+    generated of the trace, and of arrivals at random."""
 
     deployment: Deployment
     system: System
@@ -54,6 +55,7 @@ class Case:
     load: Offline | AtRate
     append: float = 1.0
     output: float = 1.0
+    arrivals: str = POISSON
     seed: int = 0
 
     @property
@@ -93,8 +95,7 @@ def workload_of(case: Case) -> Workload:
     if isinstance(case.load, Offline):
         return sessions.starting(np.zeros(case.load.agents))
     horizon_s = case.load.horizon_s
-    times_s = takewhile(lambda at_s: at_s < horizon_s, poisson(case.load.rate_aps, case.seed))
-    start_s = np.fromiter(times_s, np.float64)
+    start_s = open_arrivals(case.arrivals).before(horizon_s, case.load.rate_aps, case.seed)
     if not len(start_s):
         raise ConfigError(
             f"no agent arrives within {horizon_s:g} s at {case.load.rate_aps:g} a second: raise the rate"

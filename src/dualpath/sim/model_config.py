@@ -28,10 +28,12 @@ from dualpath.sim.model import (
     ModelShape,
 )
 
-__all__ = ["ModelSection", "WeightFormat", "load_model", "model_names"]
+__all__ = ["MODEL_TYPES", "ModelSection", "WeightFormat", "load_model", "model_names"]
 
-_GROUPED = ("gpt_oss", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-_LATENT = ("deepseek_v3", "deepseek_v32")
+_GROUPED = ("glm4_moe", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_LATENT = ("deepseek_v3", "deepseek_v32", "kimi_k2")
+MODEL_TYPES = tuple(sorted(_GROUPED + _LATENT))
+"""Of `model_type` in a `config.json`, those that are known."""
 
 
 class WeightFormat(StrEnum):
@@ -43,6 +45,9 @@ class WeightFormat(StrEnum):
     """A byte; a scale for each 128 x 128 of them is not counted."""
     MXFP4 = "mxfp4"
     """MLPs in 4 bits with a scale byte for each 32, multiplied in 16 bits; attention in 16 bits."""
+
+
+_FLAG = f"--weights {'|'.join(WeightFormat)} with what comes nearest"
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,16 +91,16 @@ def load_model(
     else:
         values, name = _read(source), str(source)
     config = _Config(values, f"model {name}")
+    kind = config.text("model_type")
+    if kind not in MODEL_TYPES:
+        raise config.error("model_type", f"one of {', '.join(MODEL_TYPES)}")
     section = config.section()
     said = section.weights if section else None
     formats = _formats(weights or said or config.weights(), section, kv_bytes_per_element)
     name = section.name if section else name
-    kind = config.text("model_type")
     if kind in _GROUPED:
         return _grouped(config, kind, name, formats)
-    if kind in _LATENT:
-        return _latent(config, kind, name, formats)
-    raise config.error("model_type", f"one of {', '.join(sorted(_GROUPED + _LATENT))}")
+    return _latent(config, kind, name, formats)
 
 
 def _read(source: str | Path) -> Mapping[str, object]:
@@ -108,7 +113,8 @@ def _read(source: str | Path) -> Mapping[str, object]:
         names = model_names()
         if name.lower() not in names:
             raise ConfigError(
-                f"model {name!r}: expected one of {', '.join(names)}, or the path of a config.json"
+                f"model {name!r}: expected one of {', '.join(names)}, or the path of a config.json with a "
+                f"model_type of {', '.join(MODEL_TYPES)}"
             )
         file = _shipped() / f"{name.lower()}.json"
     try:
@@ -136,6 +142,9 @@ class _Config:
     def error(self, field: str, expected: str) -> ConfigError:
         got = self._values.get(field, "nothing")
         return ConfigError(f"{self._where}: {field}: expected {expected}, got {got!r}")
+
+    def has(self, field: str) -> bool:
+        return field in self._values
 
     def text(self, field: str) -> str:
         value = self._values.get(field)
@@ -175,13 +184,11 @@ class _Config:
         if quantised is None:
             kind = self._values.get("dtype", self._values.get("torch_dtype", "bfloat16"))
             if kind not in ("bfloat16", "float16"):
-                raise self.error("torch_dtype", "bfloat16 or float16, or a weight format is given")
+                raise self.error("torch_dtype", f"bfloat16 or float16, or {_FLAG}")
             return WeightFormat.BF16
         method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
         if method not in (WeightFormat.FP8, WeightFormat.MXFP4):
-            raise self.error(
-                "quantization_config", "quant_method fp8 or mxfp4, or a weight format is given"
-            )
+            raise self.error("quantization_config", f"quant_method fp8 or mxfp4, or {_FLAG}")
         return WeightFormat(method)
 
 
@@ -222,6 +229,8 @@ def _grouped(config: _Config, kind: str, name: str, formats: Formats) -> ModelSh
             config.sequence("mlp_only_layers") or [],
         )
         dense_layers = sum(n in dense or (n + 1) % every != 0 for n in range(layers))
+    elif kind == "glm4_moe":
+        dense_layers, experts = _first_dense(config, layers), _experts_and_shared(config)
     elif kind in ("mixtral", "gpt_oss"):
         experts = Experts(
             routed=config.count("num_local_experts"),
@@ -252,6 +261,8 @@ def _grouped(config: _Config, kind: str, name: str, formats: Formats) -> ModelSh
 
 def _windows(config: _Config, kind: str, layers: int) -> tuple[int, int]:
     """How many layers have a window, and its tokens."""
+    if kind == "mistral" and not config.has("sliding_window"):
+        raise config.error("sliding_window", "tokens or null: without it such a model has a window")
     tokens = config.count("sliding_window", 0, least=0)
     if kind.startswith("qwen") and not config.flag("use_sliding_window"):
         tokens = 0
@@ -269,7 +280,7 @@ def _windows(config: _Config, kind: str, layers: int) -> tuple[int, int]:
     elif kind.startswith("qwen"):
         windows = max(0, layers - config.count("max_window_layers", layers, least=0))
     else:
-        windows = layers if kind == "mixtral" else 0
+        windows = layers if kind in ("mistral", "mixtral") else 0
     if windows == layers:
         raise config.error("sliding_window", "at least one layer that sees the whole context")
     return windows, tokens if windows else 0
@@ -279,7 +290,6 @@ def _latent(config: _Config, kind: str, name: str, formats: Formats) -> ModelSha
     layers = config.count("num_hidden_layers")
     if config.count("moe_layer_freq", 1) != 1:
         raise config.error("moe_layer_freq", "1")
-    width = config.count("moe_intermediate_size")
     indexer = None
     if kind == "deepseek_v32":
         indexer = Indexer(
@@ -302,13 +312,22 @@ def _latent(config: _Config, kind: str, name: str, formats: Formats) -> ModelSha
             value_dim=config.count("v_head_dim"),
             indexer=indexer,
         ),
-        dense_layers=min(layers, config.count("first_k_dense_replace", 0, least=0)),
+        dense_layers=_first_dense(config, layers),
         dense_width=config.count("intermediate_size"),
-        experts=Experts(
-            routed=config.count("n_routed_experts"),
-            active=config.count("num_experts_per_tok"),
-            width=width,
-            shared_width=config.count("n_shared_experts", 0, least=0) * width,
-        ),
+        experts=_experts_and_shared(config),
         formats=formats,
+    )
+
+
+def _first_dense(config: _Config, layers: int) -> int:
+    return min(layers, config.count("first_k_dense_replace", least=0))
+
+
+def _experts_and_shared(config: _Config) -> Experts:
+    width = config.count("moe_intermediate_size")
+    return Experts(
+        routed=config.count("n_routed_experts"),
+        active=config.count("num_experts_per_tok"),
+        width=width,
+        shared_width=config.count("n_shared_experts", least=0) * width,
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from dualpath.base.errors import ConfigError
 from dualpath.qos.rates import parse_rate
+from dualpath.sim.arrivals import Arrivals, open_arrivals
 from dualpath.sim.hardware import Hardware, hardware_sources, load_hardware
 from dualpath.sim.model import ModelShape
 from dualpath.sim.model_config import load_model
@@ -45,7 +46,7 @@ class Question:
     """What is planned. `snics`: storage NICs of a node; the hardware's rate is of all of them.
     `hardware_sources`: as `hardware.hardware_sources`.
 
-    `seed`: of arrivals. `trace_name`: for people.
+    `seed`: of arrivals at random. `trace_name`: for people.
     """
 
     model: ModelShape
@@ -61,6 +62,7 @@ class Question:
     sessions: Sessions
     goal: Goal
     assumptions: Assumptions
+    arrivals: Arrivals
     seed: int
 
     def setup(self) -> dict[str, str | int | float]:
@@ -77,11 +79,14 @@ class Question:
             "cnic_gbit_s": node.cnic_bytes_s * 8e-9,
             "memory_gib": node.memory_bytes / 2**30,
             "trace": self.trace_name,
+            "arrivals": self.arrivals.name,
             "sessions": self.sessions.count,
             "mean_prompt_tokens": round(turns.prompt_tokens, 1),
             "mean_append_tokens": round(turns.append_tokens, 1),
             "longest_tokens": turns.longest_tokens,
             "kv_bytes_token": self.model.kv_bytes_token,
+            "attention_weight_bytes": self.model.formats.attention_weight_bytes,
+            "mlp_weight_bytes": self.model.formats.mlp_weight_bytes,
             "block_tokens": self.block_tokens,
             "least_prefill_instance_nodes": self.prefill_instance.least,
             "least_decode_instance_nodes": self.decode_instance.least,
@@ -91,7 +96,7 @@ class Question:
 
 def question_of(settings: PlanSettings) -> Question:
     """Raises ConfigError that names the flag or file."""
-    model = load_model(settings.model)
+    model = load_model(settings.model, weights=settings.weights)
     hardware, sources = _hardware(settings)
     trace = _trace(settings)
     sessions = Sessions.of(trace)
@@ -118,6 +123,7 @@ def question_of(settings: PlanSettings) -> Question:
         sessions=sessions,
         goal=goal,
         assumptions=assumptions,
+        arrivals=open_arrivals(settings.arrivals),
         seed=settings.seed,
     )
 

@@ -6,12 +6,12 @@ Deterministic: the same task gives the same figures, in whatever process and ord
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 
 import msgspec
 import numpy as np
 
 from dualpath.policy.config import PolicyConfig
+from dualpath.sim.arrivals import Arrivals
 from dualpath.sim.case import COUNTED_FROM
 from dualpath.sim.cluster import Cluster
 from dualpath.sim.outcome import Outcome
@@ -34,7 +34,6 @@ from dualpath.sim.setting import Assumptions, Deployment, System, prepare
 from dualpath.sim.simulation import Simulation
 from dualpath.sim.summary import summary_of
 from dualpath.sim.workload import Workload
-from dualpath.traces import poisson
 
 __all__ = ["Task", "play", "prepared", "simulate"]
 
@@ -49,13 +48,14 @@ _WINDOWS = 20_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """`seed`: of arrivals. Sent to workers, so all of it is data; a task equals itself only."""
+    """`seed`: of arrivals at random. Sent to workers, so all of it is data; a task equals itself only."""
 
     deployment: Deployment
     system: System
     assumptions: Assumptions
     goal: Goal
     sessions: Sessions
+    arrivals: Arrivals
     seed: int
 
     @property
@@ -98,8 +98,7 @@ def simulate(task: Task, rate_aps: float | None = None) -> Outcome:
 
 
 def _arriving(task: Task, rate_aps: float, horizon_s: float) -> Workload:
-    times_s = takewhile(lambda at_s: at_s < horizon_s, poisson(rate_aps, task.seed))
-    start_s = np.fromiter(times_s, np.float64)
+    start_s = task.arrivals.before(horizon_s, rate_aps, task.seed)
     # A rate so low that nobody comes: one agent does, at the start.
     return task.sessions.starting(start_s if len(start_s) else np.zeros(1))
 

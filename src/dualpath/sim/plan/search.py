@@ -112,6 +112,7 @@ def task_of(question: Question, split: Split, system: System) -> Task:
         question.assumptions,
         question.goal,
         question.sessions,
+        question.arrivals,
         question.seed,
     )
 

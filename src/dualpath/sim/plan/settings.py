@@ -10,6 +10,8 @@ from dualpath.base.errors import ConfigError
 from dualpath.base.ids import GiB
 from dualpath.base.slo import SLO_METRICS, parse_limits
 from dualpath.qos.rates import parse_rate
+from dualpath.sim.arrivals import POISSON
+from dualpath.sim.model_config import MODEL_TYPES, WeightFormat
 from dualpath.sim.paper_traces import PAPER_TRACES
 
 __all__ = ["PAPER_PREFIX", "PlanSettings"]
@@ -26,11 +28,19 @@ class PlanSettings(Config, frozen=True, kw_only=True):
     model: Annotated[
         str,
         option(
-            "A model of the package, such as deepseek-v3.2, or the config.json of any model.",
+            "A model of the package, such as deepseek-v3.2, or a config.json whose model_type is "
+            f"{', '.join(MODEL_TYPES[:-1])} or {MODEL_TYPES[-1]}.",
             group="What is planned",
             metavar="NAME|FILE",
         ),
     ]
+    weights: Annotated[
+        WeightFormat | None,
+        option(
+            "How weights are kept where the model is served, instead of what its file says.",
+            group="What is planned",
+        ),
+    ] = None
     gpu: Annotated[
         str | None,
         option(
@@ -95,6 +105,15 @@ class PlanSettings(Config, frozen=True, kw_only=True):
             example="--slo ttft=4,tpot=50ms",
         ),
     ] = None
+    arrivals: Annotated[
+        str,
+        option(
+            "With --rate or --slo: at random, or as the sessions of a recorded trace started, scaled to the "
+            "rate: azure-conversation, another trace of the package, or a file, as a CSV with TIMESTAMP.",
+            group="Load",
+            metavar="poisson|NAME|FILE",
+        ),
+    ] = POISSON
     horizon_s: Annotated[
         float | None,
         option(
@@ -119,7 +138,8 @@ class PlanSettings(Config, frozen=True, kw_only=True):
         option("Keep the trace's time between turns; the paper's have none.", group="Load"),
     ] = True
     seed: Annotated[
-        int, option("Of generated traces and of arrivals.", group="Load", metavar="N", ge=0)
+        int,
+        option("Of generated traces and of arrivals at random.", group="Load", metavar="N", ge=0),
     ] = 0
 
     snic: Annotated[
@@ -218,6 +238,8 @@ class PlanSettings(Config, frozen=True, kw_only=True):
                 f"{' and '.join(given)}: expected one kind of load, got {len(given)}; --agents is for a "
                 "batch, --rate for a service whose load is known, --slo for what a service can take"
             )
+        if self.arrivals != POISSON and not (self.rate or self.slo):
+            raise ConfigError("--arrivals: expected with --rate or --slo, got it with --agents")
         if self.horizon_s is not None and not (self.rate or self.slo):
             raise ConfigError("--horizon-s: expected with --rate or --slo, got it with --agents")
         self.limits_s()
