@@ -9,15 +9,36 @@ import msgspec
 import pytest
 
 from dualpath.base.errors import ConfigError
+from dualpath.base.ids import Role
 from dualpath.cli.main import main
-from dualpath.sim.case import Case, play
-from dualpath.sim.experiments import policies, policies_order, policies_split, policies_thresholds
+from dualpath.sim.case import Case, play, workload_of
+from dualpath.sim.experiments import (
+    adaptive_thresholds,
+    policies,
+    policies_order,
+    policies_split,
+    policies_thresholds,
+)
+from dualpath.sim.experiments.adaptive_thresholds import (
+    BOUNDS,
+    AdaptiveScheduler,
+    Threshold,
+    factor,
+)
 from dualpath.sim.experiments.experiment import Settings
 from dualpath.sim.experiments.grid import ds_27b, ds_660b
 from dualpath.sim.experiments.policies import POLICIES, chosen_policies, play_trial
-from dualpath.sim.experiments.trial import Measured, PolicyExperiment, Trial, name_of, play_with
+from dualpath.sim.experiments.trial import (
+    Measured,
+    PolicyExperiment,
+    Trial,
+    measured_of,
+    name_of,
+    play_with,
+)
 from dualpath.sim.plan.load import AtRate, Offline
-from dualpath.sim.setting import Assumptions, System
+from dualpath.sim.setting import Assumptions, System, prepare
+from dualpath.sim.simulation import Simulation
 
 TINY = Case(
     deployment=ds_27b(2, 1),
@@ -65,6 +86,78 @@ def test_thresholds_are_scaled_one_at_a_time():
     assert play_trial(Trial("thresholds", "alpha x0.25", SPLIT)) == rule
     slow = play_trial(Trial("thresholds", "quota x0.25", SPLIT))
     assert slow.summary.unfinished_agents == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "busy_grows", "steps"),
+    [(0.81, False, 0.9), (0.49, False, 1.1), (0.81, True, 1.1), (0.49, True, 0.9), (0.5, True, 1)],
+)
+def test_a_threshold_moves_by_a_tenth_within_bounds(used, busy_grows, steps):
+    assert factor(1.0, used, grows_when_busy=busy_grows) == pytest.approx(steps)
+    low, high = BOUNDS
+    for end in BOUNDS:
+        assert low <= factor(end, used, grows_when_busy=busy_grows) <= high
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Adapts many times in a small run."""
+    for module in (adaptive_thresholds, policies_thresholds):
+        monkeypatch.setattr(module, "EVERY_S", 0.5)
+
+
+def adaptive(grow_when_busy):
+    """A scheduler after the whole small run, whose quota stays that of its configuration."""
+    cluster, policy = prepare(SPLIT.deployment, SPLIT.system, SPLIT.assumptions)
+    scheduler = AdaptiveScheduler(policy, grow_when_busy)
+    outcome = Simulation(cluster, policy, workload_of(SPLIT), scheduler=scheduler).run()
+    scheduler.validate()
+    return scheduler, policy, measured_of(SPLIT, outcome)
+
+
+def test_without_thresholds_the_adaptive_scheduler_is_the_scheduler(often):
+    assert adaptive({})[2] == play_with(SPLIT)
+
+
+def test_an_idle_cluster_moves_only_what_is_adapted(often):
+    scheduler, policy, _ = adaptive({Threshold.QUOTA: False})
+    assert scheduler.factors.keys() == {Threshold.QUOTA}
+    assert scheduler.factors[Threshold.QUOTA] > 1
+    assert scheduler.quota_s == policy.quota_s * scheduler.factors[Threshold.QUOTA]
+    assert adaptive({Threshold.BETA: False})[0].quota_s == policy.quota_s
+
+
+def test_use_is_what_was_read_and_computed_by_what_could_have_been():
+    scheduler, policy, _ = adaptive({})
+    members, seconds = scheduler._members, 2.0
+    scheduler._changed_s = 100.0
+    scheduler._read_tokens = scheduler._done_tokens() - int(
+        policy.alpha_tokens / policy.alpha_s * len(members.nodes) * seconds / 2
+    )
+    scheduler._computed_tokens = int(
+        policy.beta_tokens / policy.beta_s * len(members.by_role[Role.PREFILL]) * seconds / 4
+    )
+    assert scheduler._storage_use(100.0 + seconds) == pytest.approx(0.5, rel=1e-3)
+    assert scheduler._gpu_use(100.0 + seconds) == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_run_in_stretches_is_the_run(often):
+    assert policies_thresholds._play_adaptive(SPLIT, {}) == play_with(SPLIT)
+
+
+def test_a_changed_quota_is_that_of_the_batches():
+    simulation = Simulation(
+        *prepare(TINY.deployment, TINY.system, TINY.assumptions), workload_of(TINY)
+    )
+    simulation.set_quota_s(0.01)
+    other = play_with(TINY, configure=lambda config: msgspec.structs.replace(config, quota_s=0.01))
+    assert measured_of(TINY, simulation.run()) == other
+    assert other != play_with(TINY)
+
+
+@pytest.mark.parametrize("variant", policies_thresholds._ADAPTIVE)
+def test_adaptive_thresholds_serve_everybody(variant, often):
+    assert play_trial(Trial("thresholds", variant, SPLIT)).summary.unfinished_agents == 0
 
 
 @pytest.mark.parametrize("module", [policies_split, policies_order, policies_thresholds])

@@ -7,7 +7,7 @@ from reproduction_kit import SETTINGS, results
 
 from dualpath.sim import published as module
 from dualpath.sim.experiments import EXPERIMENTS
-from dualpath.sim.published import CLAIMS, PUBLISHED, Group, published
+from dualpath.sim.published import CLAIMS, LEFT_OUT, PUBLISHED, Group, published
 from dualpath.sim.reproduction import reproduction_of
 
 
@@ -49,3 +49,9 @@ def test_every_number_is_reproduced_but_the_one_that_is_measured():
 def test_every_statement_is_checked():
     found = reproduction_of(EXPERIMENTS.values(), SETTINGS, results())
     assert found.checks.keys() == CLAIMS.keys()
+
+
+def test_what_is_left_out_is_not_compared_and_has_a_reason():
+    assert len({each.what for each in LEFT_OUT}) == len(LEFT_OUT)
+    assert all(each.value and each.why for each in LEFT_OUT)
+    assert not {each.what for each in LEFT_OUT} & {each.what for each in PUBLISHED.values()}

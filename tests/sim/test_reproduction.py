@@ -12,10 +12,10 @@ from reproduction_kit import SETTINGS, by_system, results, summary
 
 from dualpath.base.errors import ConfigError
 from dualpath.sim import reproduction_files
-from dualpath.sim.calibration import CHOICES, FITTED, value_of
+from dualpath.sim.calibration import CHOICES, FITTED, HOW_FITTED, value_of
 from dualpath.sim.experiments import EXPERIMENTS
 from dualpath.sim.paper_traces import PAPER_TRACES
-from dualpath.sim.published import CLAIMS, PUBLISHED, Group
+from dualpath.sim.published import CLAIMS, LEFT_OUT, PUBLISHED, Group
 from dualpath.sim.reproduction import chosen, reproduction_of
 from dualpath.sim.reproduction_page import HEADLINE, markdown
 from dualpath.sim.sensitivity import BY, FIGURES, moved, sensitivity_cases, variations
@@ -119,6 +119,32 @@ def test_the_page_has_every_number_and_statement():
     assert "not simulated" in text
     assert "![Offline job completion time](reproduction/fig7-1.svg)" in text
     assert "## Sensitivity" not in text
+
+
+def test_the_page_says_what_is_not_compared_and_how_values_were_fitted():
+    text = page()
+    for each in LEFT_OUT:
+        assert f"| {each.what} | {each.value} | {each.why} |" in text
+    assert HOW_FITTED in text
+    assert "moved by hand" in HOW_FITTED
+
+
+def test_the_page_says_why_numbers_are_off_beside_them():
+    text = page()
+    for name, experiment in EXPERIMENTS.items():
+        part = text.partition(f"(`{name}`)\n")[2].partition("\n## ")[0]
+        assert (experiment.gap in part) if experiment.gap else ("What is off" not in part)
+
+
+def test_groups_that_have_no_target_or_a_wide_one_are_explained():
+    explained = {Group.OPEN, Group.TABLE1, Group.WORKINGSET, Group.ARTICLES}
+    names = {each.experiment for each in PUBLISHED.values() if each.group in explained}
+    assert {name for name in names if not EXPERIMENTS[name].gap} == set()
+
+
+def test_a_gap_is_not_explained_where_nothing_was_run():
+    text = page(reproduction_of([EXPERIMENTS["fig12"]], SETTINGS, results()))
+    assert "What is off" not in text
 
 
 def test_the_page_says_what_is_missing():

@@ -1,5 +1,5 @@
-"""What the paper published of its evaluation, as data: numbers, and statements about what is larger than
-what.
+"""What the paper published of its evaluation, as data: numbers, statements about what is larger than what,
+and what of all that is not compared.
 
 Knows no simulation. Where the paper gives a range, its two ends are two numbers. Ids are stable; they begin
 with the experiment. Invariants: ids are unique; a number is not 0.
@@ -14,9 +14,11 @@ from types import MappingProxyType
 
 __all__ = [
     "CLAIMS",
+    "LEFT_OUT",
     "PUBLISHED",
     "Claim",
     "Group",
+    "LeftOut",
     "Published",
     "published",
 ]
@@ -58,6 +60,15 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is published and not compared here, and `why`. `value`: as published, in words."""
+
+    what: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """That something is larger than, about as large as, or grows with something else."""
 
@@ -90,6 +101,12 @@ _NUMBERS = (
     Published("fig7.27b.best", 1.78, "x", "DS 27B 1P1D offline, best speed-up over Basic", _CORE),
     Published("fig7.27b.oracle.low", 1.09, "x", "DS 27B 1P1D, JCT by Oracle's, least", _OPEN),
     Published("fig7.27b.oracle.high", 1.85, "x", "DS 27B 1P1D, JCT by Oracle's, most", _OPEN),
+    Published(
+        "fig7.660b.oracle.low", 1.127, "x", "DS 660B, JCT by Oracle's, least", Group.ARTICLES
+    ),
+    Published(
+        "fig7.660b.oracle.high", 1.143, "x", "DS 660B, JCT by Oracle's, most", Group.ARTICLES
+    ),
     Published("fig8.low", 1.82, "x", "Appends or outputs scaled, least speed-up", _OPEN),
     Published("fig8.high", 1.99, "x", "Appends or outputs scaled, best speed-up", _OPEN),
     Published("fig9.mean", 1.64, "x", "DS 27B, three P/D ratios, mean speed-up", _CORE),
@@ -112,7 +129,11 @@ _NUMBERS = (
     Published("fig13.scheduled", 1.18, "x", "Storage NICs, most by mean, scheduled", _CORE),
     Published("fig13.round-robin", 1.53, "x", "Storage NICs, most by mean, round robin", _CORE),
     Published("fig13.use.basic", 0.42, "", "2P4D, storage NICs in use, Basic", Group.ARTICLES),
+    Published(
+        "fig13.use.round-robin", 0.58, "", "Storage NICs in use, round robin", Group.ARTICLES
+    ),
     Published("fig13.use.dual", 0.78, "", "2P4D, storage NICs in use, DualPath", Group.ARTICLES),
+    Published("fig13.use.dual-64k", 0.83, "", "The same, at 64K", Group.ARTICLES),
     Published("fig14.scheduled", 1.06, "x", "Attention time in an EP group, most by mean", _CORE),
     Published("table3.2p4d.jct", 3167, "s", "2P4D, 2,000 agents, JCT", _CORE),
     Published("table3.48p96d.jct", 3201, "s", "48P96D, 48,000 agents, JCT", _CORE),
@@ -150,6 +171,82 @@ _STATEMENTS = (
 
 CLAIMS: Mapping[str, Claim] = MappingProxyType({each.id: each for each in _STATEMENTS})
 """By id."""
+
+
+_OTHER_SYSTEM = (
+    "another engine, cache and store: none of them is modelled, and a model fitted to its results would "
+    "predict nothing"
+)
+_USE_OF_GPUS = (
+    "not said what counts as use; here a rank that waits for the others of its step counts as busy"
+)
+
+LEFT_OUT = (
+    LeftOut("Paper: SGLang HiCache with the Mooncake store on 3FS", "curves", _OTHER_SYSTEM),
+    LeftOut(
+        "Articles: against SGLang with Mooncake",
+        "1.88x offline, 1.90x APS, memory efficiency 92 % against 68 %",
+        _OTHER_SYSTEM,
+    ),
+    LeftOut(
+        "Paper: Qwen2.5-32B on 1P2D, offline",
+        "curves",
+        "no number is given; ours are in `reproduction/fig7.csv`, with 256 agents",
+    ),
+    LeftOut(
+        "Paper: hit rate of the 64K trace",
+        "98.7 %",
+        "follows from the table of traces: context by context and append",
+    ),
+    LeftOut(
+        "Paper: ratios of P to D nodes without a bottleneck",
+        "1/7 to 7/2",
+        "a formula over NICs and memory; `dualpath plan` computes it",
+    ),
+    LeftOut(
+        "Paper: fall of I/O to compute, Ampere to Blackwell",
+        "14.4x",
+        "from data sheets, not of the evaluation",
+    ),
+    LeftOut(
+        "Articles: storage NICs in use, random scheduling",
+        "62 %",
+        "none of the paper's systems schedules so, and no run of an experiment does",
+    ),
+    LeftOut(
+        "Articles: JCT of round robin, random, DualPath",
+        "mean 3201, 2987, 2456 s; P99 4892, 4567, 3215 s",
+        "neither trace nor agents are named",
+    ),
+    LeftOut(
+        "Articles: layerwise prefill",
+        "33 % less HBM, 28 % less latency",
+        "neither model nor load is named; what it saves of HBM is fitted here (`whole_prefill_share`)",
+    ),
+    LeftOut("Articles: use of GPUs by the compute quota", "68 % to 89 %", _USE_OF_GPUS),
+    LeftOut("Articles: use of GPUs by DualPath", "40 % to 80 %", _USE_OF_GPUS),
+    LeftOut(
+        "Articles: spread of storage NICs",
+        "under 15 %",
+        "a limit for alarms; the paper's balance is compared (`fig13`)",
+    ),
+    LeftOut(
+        "Articles: FP8 KV",
+        "40 to 50 % less traffic",
+        "no experiment changes the format of KV; a byte instead of two an element is half of it",
+    ),
+    LeftOut(
+        "Articles: adaptive thresholds",
+        "5 to 8 % more throughput",
+        "not of the paper; tried apart, by `dualpath sim policies thresholds`",
+    ),
+    LeftOut(
+        "Articles: two access paths on CPUs",
+        "P99 850 to 520 ms at 32K, 980 to 560 ms at 16K",
+        "hosts without GPUs: not of the cluster that is simulated",
+    ),
+)
+"""In the order in which they are shown."""
 
 
 def published(experiment: str) -> list[Published]:

@@ -1,7 +1,8 @@
 """The reproduction as a page in Markdown: every published number beside ours, and where the values are
 from. Pure.
 
-Good and bad alike: a number is left out only when its experiment was, and the page says so.
+Good and bad alike: a number is left out only when its experiment was, and the page says so. Why numbers are
+off is said beside them, in their experiment's words (`gap`), however far off they came out.
 """
 
 from __future__ import annotations
@@ -9,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dualpath.report.chart import shown
-from dualpath.sim.calibration import ASSUMED, CHOICES, FITTED, fitted_ids, value_of
+from dualpath.sim.calibration import (
+    ASSUMED,
+    CHOICES,
+    FITTED,
+    HOW_FITTED,
+    fitted_ids,
+    value_of,
+)
 from dualpath.sim.experiments import EXPERIMENTS
 from dualpath.sim.experiments.experiment import Settings
 from dualpath.sim.paper_traces import PAPER_TRACES, TraceMeans
-from dualpath.sim.published import CLAIMS, published
+from dualpath.sim.published import CLAIMS, LEFT_OUT, published
 from dualpath.sim.reproduction import Reproduction, role_of
 from dualpath.sim.sensitivity import BY, FIGURES, Moved
 
@@ -35,8 +43,9 @@ HEADLINE = {
 _INTRO = """\
 # The published evaluation, simulated
 
-Every number that the paper (DualPath, arXiv 2602.21548) gives of its evaluation, beside what the simulator
-gives with one calibration for all models, clusters and systems. Written by
+The numbers that the paper (DualPath, arXiv 2602.21548) gives of its evaluation, and some of articles on it,
+beside what the simulator gives with one calibration for all models, clusters and systems. What is not
+compared stands below with the reason. Written by
 
     {command}
 
@@ -62,6 +71,7 @@ def markdown(
         _INTRO.format(command=command),
         *_headline(found),
         *_experiments(found, images),
+        *_left_out(),
         *_calibration(settings),
         *_choices(),
         *_sensitivity(sensitivity),
@@ -102,6 +112,8 @@ def _experiments(found: Reproduction, images: Mapping[str, Sequence[str]]) -> It
                 rows.append((known.what, value, ours, error, role_of(figure).value, figure.note))
         if rows:
             yield _table(("", "published", "ours", "error", "", "note"), rows)
+        if experiment.gap:
+            yield f"**What is off.** {experiment.gap}"
         claims = [
             (claim.what, "yes" if checks[claim.id].holds else "**no**", checks[claim.id].detail)
             for claim in CLAIMS.values()
@@ -111,6 +123,13 @@ def _experiments(found: Reproduction, images: Mapping[str, Sequence[str]]) -> It
             yield _table(("statement", "holds", "by"), claims)
         if links := images.get(name):
             yield "\n".join(f"![{experiment.title}]({link})" for link in links)
+
+
+def _left_out() -> Iterator[str]:
+    yield "## Not compared"
+    yield _table(
+        ("", "published", "because"), [(each.what, each.value, each.why) for each in LEFT_OUT]
+    )
 
 
 def _calibration(settings: Settings) -> Iterator[str]:
@@ -126,7 +145,7 @@ def _calibration(settings: Settings) -> Iterator[str]:
         for each in FITTED
     ]
     yield _table(("value", "", "searched", "fitted on", "because it is not known"), rows)
-    yield f"{len(FITTED)} values, fitted together on {len(fitted_ids())} figures."
+    yield f"{len(FITTED)} values for {len(fitted_ids())} figures, {HOW_FITTED}."
     yield "## Values that were taken from elsewhere"
     rows_assumed = [
         (

@@ -140,6 +140,10 @@ class Simulation:
             interrupted = True
         return Outcome.of(self._cluster, self._state, interrupted=interrupted)
 
+    def set_quota_s(self, quota_s: float) -> None:
+        """Of all prefill batches from now on."""
+        self._state.parameters[0].quota_s = quota_s
+
     def _join(self) -> list[_Group]:
         """All engines; their groups, by node."""
         cluster, groups = self._cluster, []

@@ -87,13 +87,15 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`shows`: what, and with which settings, in a sentence or two."""
+    """`shows`: what, and with which settings, in a sentence or two. `gap`: why its figures are off as far as
+    that is known, and what is not known; empty where there is nothing to explain."""
 
     name: str
     title: str
     shows: str
     cases: Callable[[Settings], Sequence[Case]]
     evaluate: Callable[[Settings, Results], Evaluation]
+    gap: str = ""
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
