@@ -67,6 +67,8 @@ def small_question(goal: Goal | None = None, **changes: object) -> Question:
         "most_splits": 9,
         "block_tokens": 64,
         "trace_name": "small",
+        "max_context": None,
+        "delays": True,
         "sessions": Sessions.of(small_trace()),
         "goal": goal or Offline(24),
         "assumptions": Assumptions(),

@@ -64,6 +64,7 @@ def test_quota():
     assert quota_s_for(None) == 0.3
     assert quota_s_for(4.0) == 0.3
     assert quota_s_for(1.0) == pytest.approx(0.1)
+    assert [f"{quota_s_for(ttft_s)}" for ttft_s in (0.1, 0.3, 1 / 3)] == ["0.01", "0.03", "0.0333"]
 
 
 def test_staging_that_is_simulated():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import dualpath
 from dualpath.base.errors import ConfigError
 from dualpath.cli import main
 from dualpath.sim.model_config import WeightFormat, load_model
@@ -147,6 +148,38 @@ def test_json_is_one_object_on_the_last_line(capsys):
     ]  # fmt: skip
     assert body["setup"]["model"] == "Qwen2.5-32B" and body["premises"]
     assert "[7/7]" in captured.err
+    assert body["verdict"]["recommended"]["system"] in ("basic", "dual", "split")
+
+
+def test_a_plan_can_be_asked_for_again(capsys, monkeypatch):
+    pytest.importorskip("numba")
+    arguments = [*SMALL, "--agents", "4", "--max-context", "800", "--no-delays", "--json"]
+    monkeypatch.setattr(sys, "argv", ["dualpath", *arguments])
+    assert run(*arguments) == 0
+    setup = json.loads(capsys.readouterr().out)["setup"]
+    assert setup["command"] == " ".join(["dualpath", *arguments])
+    assert setup["dualpath"] == dualpath.__version__
+    assert {"python", "machine", "cores"} <= setup.keys()
+    kept = {name: setup[name] for name in ("trace", "max_context", "delays", "splits", "seed")}
+    assert kept == {"trace": "smoke", "max_context": 800, "delays": False, "splits": 9, "seed": 0}
+
+
+def test_the_trace_is_named_as_it_was_given():
+    setup = question_of(settings(trace="paper:32k")).setup()
+    assert setup["trace"] == "paper:32k" and setup["max_context"] is None
+    assert setup["delays"] is True
+
+
+def test_a_timeline_that_cannot_be_is_named(capsys, tmp_path):
+    pytest.importorskip("numba")
+    path = tmp_path / "best.json"
+    limits = ("--slo", "ttft=0.001", "--horizon-s", "20")
+    assert run(*SMALL, *limits, "--json", "--timeline", f"{path}") == 0
+    captured = capsys.readouterr()
+    assert f"timeline: {path} was not written: there is no best run" in captured.err
+    assert not path.exists()
+    body = json.loads(captured.out)
+    assert body["verdict"]["slo_met"] is False and body["advice"] is None and body["what_if"] == []
 
 
 def test_table_page_and_timeline(capsys, tmp_path):

@@ -62,6 +62,12 @@ def test_the_best_is_advised_and_the_orderings_hold(plan):
     assert by_system["basic"].de_read_share == 0.0 < by_system["split"].de_read_share
     assert by_system["oracle"].run.snic_utilization == 0.0
     assert plan.advice.read_path in ("split", "shorter")
+    verdict = plan.verdict
+    assert (verdict.recommended.system, verdict.recommended.split) == (
+        plan.best.system,
+        plan.best.split,
+    )
+    assert verdict.loading_limits and verdict.gain_over_basic > 1 and verdict.slo_met is None
     assert plan.setup["nodes"] == 3
 
 
@@ -152,7 +158,7 @@ def test_gain_is_how_many_times_as_good():
     few, many = some_figures(ONE, "dual", rate_aps=1.0), some_figures(ONE, "dual", rate_aps=2.5)
     none = some_figures(ONE, "dual", rate_aps=0.0)
     assert gain(capacity, few, many) == 2.5
-    assert gain(capacity, none, few) == float("inf") and gain(capacity, none, none) == 1.0
+    assert gain(capacity, none, few) is None and gain(capacity, none, none) is None
 
 
 def test_nodes_are_added_by_instances():
@@ -191,7 +197,20 @@ def test_a_run_in_stages_is_the_same_run():
 def test_impossible_objectives_have_no_capacity():
     goal = Capacity({"ttft": 1e-4}, 20.0)
     found = play(task_of(small_question(goal), ONE, System.DUAL))
-    assert found.rate_aps == 0.0
+    assert found.rate_aps == 0.0 and not found.holds
+    assert found.nearest_aps > 0 and found.run.requests > 0 and found.run.ttft.mean_s > 1e-4
+
+
+def test_a_plan_for_impossible_objectives_advises_nothing():
+    told = Told()
+    plan = make_plan(small_question(Capacity({"ttft": 1e-4}, 20.0)), workers=1, watch=told)
+    assert plan.best is None and plan.loads is None and plan.advice is None and plan.what_if == ()
+    assert len(told.runs) == told.expected == 8
+    assert plan.verdict.slo_met is False and plan.verdict.recommended is None
+    means_s = [
+        each.run.ttft.mean_s for each in plan.figures if each.system in ("basic", "dual", "split")
+    ]
+    assert plan.verdict.nearest.means_s == {"ttft": min(means_s)}
 
 
 def test_latencies_at_a_rate():

@@ -39,11 +39,8 @@ class BenchResult:
     interrupted: bool = False
 
     def to_json(self) -> str:
-        body = {
-            "bench": self.bench,
-            "figures": self.figures,
-            "setup": {**base_setup(), **self.setup},
-        }
+        setup: dict[str, Figure] = {**base_setup(), **self.setup}
+        body = {"bench": self.bench, "figures": self.figures, "setup": setup}
         return msgspec.json.encode(body).decode()
 
 
@@ -59,7 +56,7 @@ class BenchModule(Protocol):
     def run(self, args: argparse.Namespace, progress: Progress) -> BenchResult: ...
 
 
-def base_setup() -> dict[str, Figure]:
+def base_setup() -> dict[str, str | int]:
     """Version and machine, in words that carry no host name and no key."""
     return {
         "dualpath": dualpath.__version__,

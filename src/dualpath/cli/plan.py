@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from dualpath.base.config_cli import add_config_arguments, config_from_args
 from dualpath.base.errors import ConfigError
 from dualpath.cli.main import ExitCode
@@ -48,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `--help` needs no numba.
     from rich.console import Console
 
+    from dualpath.bench.harness import base_setup
     from dualpath.sim.plan.question import question_of
     from dualpath.sim.plan.report import write_report
     from dualpath.sim.plan.search import make_plan, write_best_timeline
@@ -58,13 +61,18 @@ def run(args: argparse.Namespace) -> int:
     question = question_of(settings)
     with shown_watch(told) as watch:
         plan = make_plan(question, workers=settings.workers, watch=watch)
+    plan = replace(plan, setup={**base_setup(), **plan.setup})
     if output is not None:
         (output / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
         write_report(output / "plan.html", plan)
         told.print(f"report: {output / 'plan.html'}", highlight=False, soft_wrap=True)
-    if timeline is not None and plan.best is not None and plan.best.rate_aps != 0:
-        write_best_timeline(timeline, question, plan.best)
-        told.print(f"timeline: {timeline}", highlight=False, soft_wrap=True)
+    if timeline is not None:
+        said = f"{timeline}"
+        if plan.best is None:
+            said += " was not written: there is no best run that it could show"
+        else:
+            write_best_timeline(timeline, question, plan.best)
+        told.print(f"timeline: {said}", highlight=False, soft_wrap=True)
     if args.json:
         print(plan.to_json(), flush=True)
     else:

@@ -104,9 +104,12 @@ def staging_bytes_for(model: ModelShape, node: NodeSpec, turns: Turns) -> float:
 def quota_s_for(ttft_s: float | None) -> float:
     """The paper's 300 ms, or a tenth of the time to the first token that is allowed, if that is less.
 
-    A request that comes while a step runs waits for it, and then takes one of its own.
+    A request that comes while a step runs waits for it, and then takes one of its own. Rounded, as it is a
+    flag that people read.
     """
-    return _PAPER_QUOTA_S if ttft_s is None else min(_PAPER_QUOTA_S, _QUOTA_OF_TTFT * ttft_s)
+    if ttft_s is None:
+        return _PAPER_QUOTA_S
+    return min(_PAPER_QUOTA_S, float(f"{_QUOTA_OF_TTFT * ttft_s:.3g}"))
 
 
 def beta_tokens_for(cluster: Cluster, policy: PolicyConfig, turns: Turns) -> int:

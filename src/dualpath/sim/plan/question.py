@@ -46,7 +46,8 @@ class Question:
     """What is planned. `snics`: storage NICs of a node; the hardware's rate is of all of them.
     `hardware_sources`: as `hardware.hardware_sources`.
 
-    `seed`: of arrivals at random. `trace_name`: for people.
+    `seed`: of the trace, where it is generated, and of arrivals at random. `trace_name`, `max_context` and
+    `delays`: what `sessions` were made of, as it was given.
     """
 
     model: ModelShape
@@ -59,13 +60,15 @@ class Question:
     most_splits: int
     block_tokens: int
     trace_name: str
+    max_context: int | None
+    delays: bool
     sessions: Sessions
     goal: Goal
     assumptions: Assumptions
     arrivals: Arrivals
     seed: int
 
-    def setup(self) -> dict[str, str | int | float]:
+    def setup(self) -> dict[str, str | int | float | None]:
         """What is needed to ask it again, and what was decided by a rule."""
         turns = Turns.of(self.sessions)
         node = self.hardware.node
@@ -79,7 +82,10 @@ class Question:
             "cnic_gbit_s": node.cnic_bytes_s * 8e-9,
             "memory_gib": node.memory_bytes / 2**30,
             "trace": self.trace_name,
+            "max_context": self.max_context,
+            "delays": self.delays,
             "arrivals": self.arrivals.name,
+            "splits": self.most_splits,
             "sessions": self.sessions.count,
             "mean_prompt_tokens": round(turns.prompt_tokens, 1),
             "mean_append_tokens": round(turns.append_tokens, 1),
@@ -119,7 +125,9 @@ def question_of(settings: PlanSettings) -> Question:
         decode_instance=InstanceNodes(decode, settings.decode_instance),
         most_splits=settings.splits,
         block_tokens=settings.block_tokens or block_tokens_for(turns.prompt_tokens),
-        trace_name=trace.name,
+        trace_name=settings.trace,
+        max_context=settings.max_context,
+        delays=settings.delays,
         sessions=sessions,
         goal=goal,
         assumptions=assumptions,

@@ -24,12 +24,10 @@ from dualpath.report.page import (
 from dualpath.sim.plan.load import AtRate, Capacity, Goal, Offline
 from dualpath.sim.plan.result import Figures, Plan, gain
 from dualpath.sim.plan.table import load_sentences, setting_rows, times, what_if_names
+from dualpath.sim.plan.verdict import SAME, limits_text, verdict_sentences
 from dualpath.sim.summary import POINTS
 
 __all__ = ["plan_page", "write_report"]
-
-_SAME = 0.02
-"""Ratios within this of 1 are no difference worth a word."""
 
 
 def write_report(path: Path, plan: Plan) -> None:
@@ -61,8 +59,10 @@ def plan_page(plan: Plan) -> Page:
     )
 
 
-def _said(value: str | int | float) -> str:
-    return value if isinstance(value, str) else shown(value)
+def _said(value: str | int | float | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else "none" if value is None else shown(value)
 
 
 def _load(goal: Goal) -> str:
@@ -72,8 +72,9 @@ def _load(goal: Goal) -> str:
         case AtRate(rate_aps=rate_aps, horizon_s=horizon_s):
             return f"{rate_aps:g} agents a second for {horizon_s:,.0f} s"
         case Capacity(limits_s=limits_s, horizon_s=horizon_s):
-            limits = ", ".join(f"{metric} <= {limit:g} s" for metric, limit in limits_s.items())
-            return f"the highest rate with {limits}, each tried for {horizon_s:,.0f} s"
+            return (
+                f"the highest rate with {limits_text(limits_s)}, each tried for {horizon_s:,.0f} s"
+            )
 
 
 def _axis(goal: Goal) -> Axis:
@@ -94,7 +95,8 @@ def _slots(plan: Plan) -> dict[str, int]:
 
 
 def _summary(plan: Plan) -> Section:
-    notices = [Notice(each, good=True) for each in load_sentences(plan)]
+    notices = [Notice(each) for each in verdict_sentences(plan)]
+    notices += [Notice(each, good=True) for each in load_sentences(plan)]
     if plan.was_interrupted:
         notices.append(Notice("Interrupted: this is of the runs that had ended."))
     if plan.best is None:
@@ -115,7 +117,7 @@ def _summary(plan: Plan) -> Section:
         ),
     )
     text = (
-        f"What the systems do on the best split, {plan.best.split.name}; basic is "
+        f"What the systems do on {plan.best.split.name}, the best split of dual and split; basic is "
         "prefill nodes alone reading, dual the published design, split both sides reading each request, "
         "oracle a cluster that need not read at all."
     )
@@ -146,7 +148,7 @@ def _card(
             ratio = each / base
             better = (ratio > 1) == more_is_better
             verdict = Verdict.BETTER if better else Verdict.WORSE
-            verdict = Verdict.SAME if abs(ratio - 1) <= _SAME else verdict
+            verdict = Verdict.SAME if abs(ratio - 1) <= SAME else verdict
             cell = Cell(shown(each), times(ratio), verdict)
         rows.append(CardRow(system, slots[system], cell, each / top))
     return Card(title, hints[more_is_better], tuple(rows))
@@ -173,7 +175,8 @@ def _ratios(plan: Plan) -> Section:
         axis,
         tuple(lines),
     )
-    best = "" if plan.best is None else f" Best is {plan.best.system} on {plan.best.split.name}."
+    choice = plan.verdict.recommended
+    best = "" if choice is None else f" Best is {choice.system} on {choice.split.name}."
     panel = Panel("ratio", chart.title, f"The others decode.{best}", (View("", chart),), wide=True)
     return Section(
         "ratio",
@@ -198,8 +201,9 @@ def _split_table(plan: Plan) -> Table:
             elif basic is None or system == "basic":
                 cells.append(Cell(shown(each.score(plan.goal))))
             else:
-                ratio = times(gain(plan.goal, basic, each))
-                cells.append(Cell(shown(each.score(plan.goal)), f"{ratio} as good"))
+                ratio = gain(plan.goal, basic, each)
+                as_good = "" if ratio is None else f"{times(ratio)} as good"
+                cells.append(Cell(shown(each.score(plan.goal)), as_good))
         rows.append(tuple(cells))
     return Table(_axis(plan.goal).label, ("split", *slots), tuple(rows), (None, *slots.values()))
 

@@ -16,13 +16,16 @@ from dualpath.sim.summary import Summary
 
 __all__ = [
     "Advice",
+    "Choice",
     "Extra",
     "Figures",
     "Held",
     "Loads",
+    "Nearest",
     "Plan",
     "Premise",
     "Ratios",
+    "Verdict",
     "WhatIf",
     "gain",
     "measure_name",
@@ -38,14 +41,26 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One system on one split. `rate_aps`: of an online run. Of a capacity it is 0 when the lowest rate that
-    was tried did not hold, and `run` is then of that one."""
+    """One system on one split. `rate_aps`: of an online run. Of a capacity it is 0 when no rate that was
+    tried held; `run` is then of the one whose means came nearest to the limits, `nearest_aps`, or, when
+    no run had a request that counts, of the lowest."""
 
     split: Split
     system: str
     rate_aps: float | None
     run: Summary
     held: Held
+    nearest_aps: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """False: a capacity that is none."""
+        return self.rate_aps != 0
+
+    def mean_s(self, metric: str) -> float:
+        """Of one that objectives name."""
+        spreads = {"ttft": self.run.ttft, "ttst": self.run.ttst, "tpot": self.run.tpot}
+        return spreads.get(metric, self.run.request).mean_s
 
     def score(self, goal: Goal) -> float:
         """What the goal goes by; more is better for Capacity, less for others."""
@@ -125,7 +140,38 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     extra: Extra
     added: int
     figures: Figures
-    gain: float
+    gain: float | None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    system: str
+    split: Split
+
+
+class Nearest(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes nearest to objectives that nothing holds; `means_s`: what it reaches, by metric."""
+
+    system: str
+    split: Split
+    rate_aps: float
+    means_s: dict[str, float]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the figures say.
+
+    `slo_met`: whether basic, dual or split holds the objectives on any division; None without objectives, and
+    when Ctrl-C came before all were tried. `recommended`: the best of these three on all divisions. The rest
+    is of the division of `Plan.best`: how many times as good as basic it and oracle are, and whether
+    loading KV limits basic, which is whether oracle is better.
+    """
+
+    slo_met: bool | None
+    nearest: Nearest | None
+    recommended: Choice | None
+    gain_over_basic: float | None
+    oracle_gain_over_basic: float | None
+    loading_limits: bool | None
 
 
 class Premise(msgspec.Struct, frozen=True):
@@ -137,7 +183,8 @@ class Premise(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`figures`: of all runs that were made; `best` is one of them, None when Ctrl-C came before any.
+    """`figures`: of all runs that were made; `best` is one of them, of dual or split: None when Ctrl-C came
+    before any, or when none holds the objectives. What depends on it is then None or empty.
 
     `setup`: what was asked; `premises`: what was taken for granted, each with its value and source.
     """
@@ -145,11 +192,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     goal: Goal
     figures: tuple[Figures, ...]
     best: Figures | None
+    verdict: Verdict
     loads: Loads | None
     advice: Advice | None
     what_if: tuple[WhatIf, ...]
     was_interrupted: bool
-    setup: dict[str, str | int | float]
+    setup: dict[str, str | int | float | None]
     premises: tuple[Premise, ...]
 
     def of_split(self, split: Split) -> dict[str, Figures]:
@@ -166,11 +214,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-def gain(goal: Goal, before: Figures, after: Figures) -> float:
-    """How many times as good `after` is; above 1 is better."""
+def gain(goal: Goal, before: Figures, after: Figures) -> float | None:
+    """How many times as good `after` is; above 1 is better. None: over a capacity that is none."""
     old, new = before.score(goal), after.score(goal)
     if isinstance(goal, Capacity):
-        return new / old if old else float("inf") if new else 1.0
+        return new / old if old else None
     return old / new if new else 1.0
 
 

@@ -118,7 +118,9 @@ def _run(simulation: Simulation, until_s: float) -> Outcome:
     return outcome
 
 
-def _figures(task: Task, outcome: Outcome, rate_aps: float | None) -> Figures:
+def _figures(
+    task: Task, outcome: Outcome, rate_aps: float | None, nearest_aps: float | None = None
+) -> Figures:
     goal = task.goal
     if isinstance(goal, Offline):
         summary = summary_of(outcome)
@@ -130,21 +132,25 @@ def _figures(task: Task, outcome: Outcome, rate_aps: float | None) -> Figures:
         rate_aps=rate_aps,
         run=summary,
         held=held_in(outcome, task.deployment.block_tokens),
+        nearest_aps=nearest_aps,
     )
 
 
 def _capacity(task: Task, goal: Capacity) -> Figures:
     """The search is by verdicts that may come early; the rate it finds then has to hold to the end, or the
-    next lower one that does is taken."""
+    next lower one that does is taken. Where none holds, the run is of the rate that came nearest."""
     highest: dict[int, Simulation] = {}
+    excesses: dict[int, float] = {}
 
     def holds(step: int) -> bool:
         simulation = _simulation(task, _arriving(task, grid_rate(step), goal.horizon_s))
         for share in _STAGES:
             at_s = share * goal.horizon_s
-            verdict = _verdict(_run(simulation, at_s), goal, at_s, is_end=share == 1)
+            outcome = _run(simulation, at_s)
+            verdict = _verdict(outcome, goal, at_s, is_end=share == 1)
             if verdict is not None:
                 break
+        excesses[step] = _excess(outcome, goal, at_s)
         if verdict:
             highest.clear()
             highest[step] = simulation
@@ -160,8 +166,18 @@ def _capacity(task: Task, goal: Capacity) -> Figures:
         if _verdict(outcome, goal, goal.horizon_s, is_end=True):
             return _figures(task, outcome, grid_rate(step))
         step = step - 1 if step > LOWEST_STEP else None
-    outcome = simulate(task, grid_rate(LOWEST_STEP))
-    return _figures(task, outcome, 0.0)
+    nearest = min(excesses, key=lambda each: excesses[each])
+    if excesses[nearest] == np.inf:
+        return _figures(task, simulate(task, grid_rate(LOWEST_STEP)), 0.0)
+    return _figures(task, simulate(task, grid_rate(nearest)), 0.0, grid_rate(nearest))
+
+
+def _excess(outcome: Outcome, goal: Capacity, at_s: float) -> float:
+    """The largest mean as a share of its limit; infinite without a request that counts."""
+    means_s = mean_latencies_s(outcome, COUNTED_FROM * at_s, at_s)
+    return max(
+        (means_s[each] / goal.limits_s[each] for each in goal.limits_s if means_s), default=np.inf
+    )
 
 
 def _verdict(outcome: Outcome, goal: Capacity, at_s: float, *, is_end: bool) -> bool | None:

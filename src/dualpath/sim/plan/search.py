@@ -20,6 +20,7 @@ from dualpath.sim.plan.question import Question
 from dualpath.sim.plan.result import Advice, Extra, Figures, Loads, Plan, WhatIf, gain, measure_name
 from dualpath.sim.plan.runs import Task, play, prepared, simulate
 from dualpath.sim.plan.splits import InstanceNodes, Split, splits
+from dualpath.sim.plan.verdict import best_among, verdict_of
 from dualpath.sim.progress import Watch
 from dualpath.sim.setting import Deployment, System
 from dualpath.sim.timeline import write_timeline
@@ -31,8 +32,6 @@ SYSTEMS = (System.BASIC, System.DUAL, System.SPLIT, System.ORACLE)
 """What is compared, in this order."""
 _ADVISED = (System.SPLIT, System.DUAL)
 """What can be advised; on a tie the first."""
-_SAME = 0.001
-"""Scores that differ by no more are a tie."""
 
 
 def make_plan(question: Question, *, workers: int, watch: Watch) -> Plan:
@@ -66,6 +65,7 @@ def make_plan(question: Question, *, workers: int, watch: Watch) -> Plan:
         goal=question.goal,
         figures=measured,
         best=best,
+        verdict=verdict_of(question.goal, measured, best, was_interrupted=interrupted),
         loads=loads,
         advice=advice,
         what_if=tuple(extras[task] for task in changes if task in extras),
@@ -86,14 +86,7 @@ def write_best_timeline(path: Path, question: Question, best: Figures) -> None:
 
 def best_of(goal: Goal, figures: Sequence[Figures]) -> Figures | None:
     """The best of what can be advised; None: there is none."""
-    best: Figures | None = None
-    for system in _ADVISED:
-        for each in figures:
-            if each.system != system.value:
-                continue
-            if best is None or gain(goal, best, each) > 1 + _SAME:
-                best = each
-    return best
+    return best_among(goal, figures, [each.value for each in _ADVISED])
 
 
 def task_of(question: Question, split: Split, system: System) -> Task:

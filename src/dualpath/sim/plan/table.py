@@ -11,6 +11,7 @@ from rich.table import Table
 from dualpath.base.config import format_bytes
 from dualpath.report.chart import shown
 from dualpath.sim.plan.result import Advice, Figures, Plan, gain, measure_name
+from dualpath.sim.plan.verdict import verdict_sentences
 
 __all__ = ["load_sentences", "print_plan", "setting_rows", "times", "what_if_names"]
 
@@ -18,12 +19,14 @@ __all__ = ["load_sentences", "print_plan", "setting_rows", "times", "what_if_nam
 def print_plan(plan: Plan, console: Console) -> None:
     """To `console`; of a plan that was interrupted, what there is."""
     console.print(_splits(plan))
-    if plan.best is None or plan.advice is None:
-        console.print("[yellow]interrupted before dual or split ended on any split: no advice")
-        return
-    console.print(_systems(plan, plan.best))
-    for sentence in load_sentences(plan):
+    if plan.best is not None:
+        console.print(_systems(plan, plan.best))
+    for sentence in (*verdict_sentences(plan), *load_sentences(plan)):
         console.print(sentence, highlight=False)
+    if plan.best is None or plan.advice is None:
+        if plan.was_interrupted:
+            console.print("[yellow]interrupted before there was a best split: no advice")
+        return
     console.print(_settings(plan.advice))
     serve = shlex.join(["dualpath", "serve", "MODEL", *plan.advice.serve])
     console.print(serve, highlight=False, markup=False, soft_wrap=True)
@@ -33,8 +36,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print("[yellow]interrupted: this is of the runs that had ended")
 
 
-def times(value: float) -> str:
-    return f"{value:.2f}x"
+def times(value: float | None) -> str:
+    """None: over nothing."""
+    return "" if value is None else f"{value:.2f}x"
 
 
 def what_if_names(plan: Plan) -> list[str]:
@@ -94,12 +98,19 @@ def _splits(plan: Plan) -> Table:
             if system != "basic":
                 cells.append(_times(plan, basic, each))
         table.add_row(*cells, style="bold" if best else None)
-    if plan.best is not None:
-        table.caption = (
-            f"* {plan.best.system} on it is the best that can be had; times basic on the same split"
-        )
-        table.caption_justify = "left"
+    table.caption = f"{_mark(plan)}times basic on the same split"
+    table.caption_justify = "left"
     return table
+
+
+def _mark(plan: Plan) -> str:
+    """What the star means."""
+    if plan.best is None:
+        return ""
+    choice = plan.verdict.recommended
+    if choice is None or (choice.system, choice.split) == (plan.best.system, plan.best.split):
+        return f"* {plan.best.system} on it is the best that can be had; "
+    return f"* {plan.best.system} does best on it, but {choice.system} on {choice.split.name} is better; "
 
 
 def _times(plan: Plan, basic: Figures | None, each: Figures | None) -> str:
@@ -156,7 +167,7 @@ def setting_rows(advice: Advice) -> Iterator[tuple[str, str, str]]:
     yield "KV on a decode device", f"{advice.kv_device_bytes / 2**30:.1f}GiB", reasons["kv_device"]
     yield "alpha", f"{advice.alpha_tokens:,} tokens", reasons["alpha_tokens"]
     yield "beta", f"{advice.beta_tokens:,} tokens", reasons["beta_tokens"]
-    yield "compute quota", f"{advice.quota_s * 1e3:.0f} ms", reasons["quota_s"]
+    yield "compute quota", f"{advice.quota_s * 1e3:.3g} ms", reasons["quota_s"]
     yield "running requests of an engine", f"{advice.max_running}", reasons["max_running"]
 
 
