@@ -105,6 +105,10 @@ def test_rules_and_overrides():
     assert question.goal == Offline(7) and question.block_tokens == 32
     assert question.hardware.node.snic_bytes_s == 50e9
     assert question.hardware_sources["node.snic_bytes_s"] == "given as a flag"
+    assert question_of(settings()).hardware.node.snic_bytes_s == 50e9
+    twice = question_of(settings(snics=2))
+    assert twice.hardware.node.snic_bytes_s == 2 * 50e9
+    assert twice.hardware_sources["node.snic_bytes_s"] == "given as a flag"
     node = question_of(settings(cnic="100gbit", memory=64 << 30)).hardware.node
     assert (node.cnic_bytes_s, node.memory_bytes, node.snic_bytes_s) == (12.5e9, 64 << 30, 50e9)
     assert question_of(settings()).goal == Offline(512)

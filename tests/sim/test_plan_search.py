@@ -170,6 +170,15 @@ def test_nodes_are_added_by_instances():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("snics", [1, 2])
+def test_one_storage_nic_more_has_the_rate_of_one(snics):
+    question = small_question(snics=snics)
+    change = search._extra_tasks(question, some_figures(ONE, "split", jct_s=1.0))[0]
+    now_bytes_s = question.hardware.node.snic_bytes_s
+    wider_bytes_s = change.task.deployment.hardware.node.snic_bytes_s
+    assert wider_bytes_s - now_bytes_s == pytest.approx(now_bytes_s / snics)
+
+
 def test_capacity_is_a_rate_of_the_grid_that_holds_and_the_next_does_not():
     goal = Capacity({"ttft": 4.0, "tpot": 0.05}, 60.0)
     task = task_of(small_question(goal), ONE, System.SPLIT)

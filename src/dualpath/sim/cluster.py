@@ -43,7 +43,8 @@ class Cluster:
     cnic_bytes_s: float
     """Of one engine, each way; KV gets what collectives of instances that span nodes leave of it."""
     memory_bytes_s: float = inf
-    """Of a node's host memory; infinite where it cannot be a bottleneck, which also is faster to simulate."""
+    """Of a node's host memory, for the flows that pass it; infinite where it is no bottleneck, which also is
+    faster to simulate."""
     read_latency_s: float = 0.0
     read_cap_bytes_s: float = inf
     """Of one read, however idle the NIC is."""

@@ -293,7 +293,7 @@ def _collective_s_token(
             out_bytes = 1
     size_bytes = model.hidden * (out_bytes + _ACTIVATION_BYTES) / tensor
     spread_s = size_bytes * max(
-        _others_visited(model, nodes) / node.cnic_bytes_s,
+        _others_visited(model, nodes) / node.network_bytes_s,
         _others_visited(model, parallelism.ranks) / node.nvlink_bytes_s,
     )
     reduced_bytes = 2 * model.hidden * _ACTIVATION_BYTES * (tensor - 1) / tensor

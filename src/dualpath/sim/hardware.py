@@ -48,7 +48,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cnic_bytes_s: Rate = 50e9
     """Of one GPU's compute NIC, each way."""
     snic_bytes_s: Rate = 50e9
-    """Of the node's storage NIC, or of all of them together."""
+    """Of the node's storage NIC, or of all of them together; `dualpath plan --snics N` has it N times."""
     memory_bytes_s: Rate = 500e9
     """Of the host's memory, reads and writes together."""
     memory_bytes: Size = 2 * 1024**4
@@ -56,6 +56,12 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of one GPU, each way."""
     nvlink_bytes_s: Rate = 450e9
     """Of one GPU, each way."""
+
+    @property
+    def network_bytes_s(self) -> float:
+        """Of one GPU, each way, through its compute NIC: all of that traffic, copies from and to the host
+        too, also passes the GPU's PCIe link."""
+        return min(self.cnic_bytes_s, self.pcie_bytes_s)
 
 
 class Hardware(msgspec.Struct, frozen=True):

@@ -6,11 +6,13 @@ each value is from. A `System` is one of those that the paper compares, or ours.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec.structs import replace
 
+from dualpath.policy.bandwidth import NodeBandwidth, Resource, resource_loads
 from dualpath.policy.config import PolicyConfig, ReadPlanKind, SchedulerKind
 from dualpath.policy.quota import pairs
 from dualpath.sim.cluster import Cluster
@@ -32,6 +34,8 @@ __all__ = ["Assumptions", "Deployment", "System", "prepare"]
 _GB = 1e9
 _NO_QUOTA_S = 1e9
 _TURN = PAPER_TRACES["64k"]
+_FULL_MEMORY = 0.9
+"""Of host memory; from this load on it is simulated. With less it changed no completion time by 1 %."""
 
 
 class System(StrEnum):
@@ -148,6 +152,10 @@ def prepare(
         reserved = a.reserved_share + a.whole_prefill_share
         room_tokens = min(room_tokens, kv_capacity_tokens(model, hardware, prefill_ranks, reserved))
     snic_bytes_s = hardware.node.snic_bytes_s * a.snic_share
+    memory_bytes_s = math.inf
+    if _memory_load(deployment, prefill, snic_bytes_s) >= _FULL_MEMORY:
+        # Without layerwise prefill the kernel has one flow for each two times that KV passes a memory.
+        memory_bytes_s = hardware.node.memory_bytes_s / (2 if whole else 1)
     cluster = Cluster(
         prefill_nodes=deployment.prefill_nodes,
         decode_nodes=deployment.decode_nodes,
@@ -160,7 +168,8 @@ def prepare(
         decode=decode_costs(model, hardware, decode_ranks, a.decode),
         fit=attention_fit(prefill),
         snic_bytes_s=snic_bytes_s,
-        cnic_bytes_s=hardware.node.cnic_bytes_s * tensor,
+        cnic_bytes_s=hardware.node.network_bytes_s * tensor,
+        memory_bytes_s=memory_bytes_s,
         read_latency_s=a.read_latency_s,
         read_cap_bytes_s=a.read_cap_bytes_s,
         submit_s=a.submit_s,
@@ -179,6 +188,22 @@ def prepare(
         max_batch_tokens=a.chunk_tokens,
     )
     return cluster, _policy_of(system, policy, a)
+
+
+def _memory_load(deployment: Deployment, prefill: PrefillCosts, snic_bytes_s: float) -> float:
+    """Of the fuller of a prefill and a decode node's memory, as a share of its rate, whichever is more: while
+    all storage NICs read, or while prefill engines compute as fast as they can and decode nodes' memory
+    takes the new KV in and gives it out."""
+    node = deployment.hardware.node
+    bandwidth = NodeBandwidth(node.gpus, node.network_bytes_s, snic_bytes_s, node.memory_bytes_s)
+    loads = resource_loads(bandwidth, deployment.prefill_nodes, deployment.decode_nodes)
+    engines = node.gpus // deployment.tensor * deployment.prefill_nodes / deployment.decode_nodes
+    new_bytes_s = engines * deployment.model.kv_bytes_token / prefill.linear_token_s
+    return max(
+        loads[Resource.PE_MEMORY],
+        loads[Resource.DE_MEMORY],
+        2 * new_bytes_s / node.memory_bytes_s,
+    )
 
 
 def _tokens_per_s(costs: PrefillCosts) -> float:

@@ -64,7 +64,7 @@ class Turns:
 
 
 def node_bandwidth(node: NodeSpec) -> NodeBandwidth:
-    return NodeBandwidth(node.gpus, node.cnic_bytes_s, node.snic_bytes_s, node.memory_bytes_s)
+    return NodeBandwidth(node.gpus, node.network_bytes_s, node.snic_bytes_s, node.memory_bytes_s)
 
 
 def loads_of(node: NodeSpec, prefill_nodes: int, decode_nodes: int) -> Loads:

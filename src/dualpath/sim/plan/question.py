@@ -180,13 +180,16 @@ def instance_sizes(
 
 
 def _hardware(settings: PlanSettings) -> tuple[Hardware, dict[str, str]]:
-    """And where each number is from."""
+    """And where each number is from. The rate of storage is of all its NICs, `--snics` of one rate."""
     name = settings.gpu if settings.gpu is not None else settings.hardware
     assert name is not None
     hardware, sources = load_hardware(name), hardware_sources(name)
     changed: dict[str, float] = {}
+    one_bytes_s = hardware.node.snic_bytes_s
     if settings.snic is not None:
-        changed["snic_bytes_s"] = settings.snics * parse_rate(settings.snic, "--snic") / 8
+        one_bytes_s = parse_rate(settings.snic, "--snic") / 8
+    if settings.snic is not None or settings.snics > 1:
+        changed["snic_bytes_s"] = settings.snics * one_bytes_s
     if settings.cnic is not None:
         changed["cnic_bytes_s"] = parse_rate(settings.cnic, "--cnic") / 8
     if settings.memory is not None:

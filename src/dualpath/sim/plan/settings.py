@@ -151,15 +151,27 @@ class PlanSettings(Config, frozen=True, kw_only=True):
             example="--snic 200gbit",
         ),
     ] = None
-    snics: Annotated[int, option("Storage NICs of a node.", group="Node", metavar="N", ge=1)] = 1
+    snics: Annotated[
+        int,
+        option(
+            "Storage NICs of a node, each with the rate of --snic or else the hardware's whole rate.",
+            group="Node",
+            metavar="N",
+            ge=1,
+        ),
+    ] = 1
     cnic: Annotated[
         str | None,
-        option("Rate of one GPU's compute NIC, likewise.", group="Node", metavar="RATE"),
+        option(
+            "Rate of one GPU's compute NIC, likewise; more than the hardware's PCIe link is of no use.",
+            group="Node",
+            metavar="RATE",
+        ),
     ] = None
     memory: Annotated[
         int | None,
         option(
-            "Host memory of a node, likewise.",
+            "Size of a node's host memory, likewise.",
             group="Node",
             metavar="SIZE",
             unit=Unit.BYTES,
