@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 
 import msgspec
 import pytest
 
 from dualpath.base.errors import ConfigError
 from dualpath.base.ids import Role
+from dualpath.cli import sim_policies
 from dualpath.cli.main import main
 from dualpath.sim.case import Case, play, workload_of
 from dualpath.sim.experiments import (
@@ -235,6 +237,94 @@ def test_the_command_prints_an_outline(tiny, capsys):
     assert main(["sim", "policies", "tiny", "--workers", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["tiny", f"  by: jct_s {play(TINY).jct_s}"]
+
+
+SMALLER = dataclasses.replace(TINY, load=Offline(2))
+
+
+@pytest.fixture
+def interrupted(tiny, monkeypatch):
+    """Sets after how many runs Ctrl-C comes, of `tiny` and of two more of another experiment."""
+    trials = [Trial("pair", each, SMALLER) for each in ("first", "second")]
+    pair = PolicyExperiment(
+        "pair", "Pair", lambda settings: trials, lambda trial: play_with(trial.case), _never
+    )
+    monkeypatch.setitem(policies.POLICIES, "pair", pair)
+
+    def interrupt(after):
+        played = 0
+
+        def play_or_not(trial):
+            nonlocal played
+            if played == after:
+                signal.raise_signal(signal.SIGINT)
+            played += 1
+            return play_trial(trial)
+
+        monkeypatch.setattr(policies, "play_trial", play_or_not)
+
+    return interrupt
+
+
+def _never(settings, results):
+    raise AssertionError("evaluated without all of its runs")
+
+
+RUN = ["sim", "policies", "tiny", "pair", "--workers", "1"]
+
+
+def test_ctrl_c_gives_the_runs_that_ended(interrupted, capsys):
+    interrupted(after=2)
+    assert main(RUN) == 130
+    jct_s = round(play(SMALLER).jct_s, 1)
+    complete, figures, title, case, run, last = capsys.readouterr().out.splitlines()
+    assert (complete, title) == ("tiny", "pair, runs that ended")
+    assert figures.startswith("  by: jct_s ")
+    assert case == "  DS 27B 2P1D generated:2k 2 agents, seed 0"
+    assert run.startswith(f"    first: jct_s {jct_s}, request_s ")
+    assert last == "interrupted; missing: pair (1 of 2 runs ended)"
+
+
+def test_ctrl_c_before_a_run_ended_says_so(interrupted, capsys):
+    interrupted(after=0)
+    assert main(RUN) == 130
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "interrupted; missing: tiny (0 of 1 runs ended), pair (0 of 2 runs ended)"
+
+
+def test_ctrl_c_prints_its_line_of_json(interrupted, capsys):
+    interrupted(after=2)
+    assert main([*RUN, "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["setup"]["interrupted"] is True
+    assert found["setup"]["policies"] == ["tiny"]
+    assert found["setup"]["missing"] == {"pair": {"ended": 1, "runs": 2}}
+    ended = found["figures"]["ended_runs"]["pair"]["DS 27B 2P1D generated:2k 2 agents, seed 0"]
+    assert ended.keys() == {"first"}
+    assert ended["first"]["jct_s"] == round(play(SMALLER).jct_s, 1)
+
+
+def test_ctrl_c_while_figures_are_made_keeps_the_runs(tiny, capsys, monkeypatch):
+    def evaluate(settings, results):
+        signal.raise_signal(signal.SIGINT)
+
+    slow = dataclasses.replace(policies.POLICIES["tiny"], evaluate=evaluate)
+    monkeypatch.setitem(policies.POLICIES, "tiny", slow)
+    assert main(["sim", "policies", "tiny", "--workers", "1"]) == 130
+    title, _, run, last = capsys.readouterr().out.splitlines()
+    assert title == "tiny, runs that ended"
+    assert run.startswith("    only: jct_s ")
+    assert last == "interrupted; missing: tiny (1 of 1 runs ended)"
+
+
+def test_runs_that_ended_have_names_of_their_own():
+    settings = Settings(Assumptions())
+    needed = {name: each.trials(settings) for name, each in POLICIES.items()}
+    measured = play_with(SMALLER)
+    results = {trial: measured for each in needed.values() for trial in each}
+    ended = sim_policies.ended_runs(needed, results)
+    kept = [run for by_case in ended.values() for runs in by_case.values() for run in runs]
+    assert len(kept) == len(results)
 
 
 @pytest.mark.parametrize("flags", [["--workers", "0"], ["--seed", "-1"], ["nothing"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 
 import pytest
@@ -10,6 +11,10 @@ from kernel_kit import POLICY, cluster, many
 from dualpath.base.ids import EngineId, Role
 from dualpath.policy.events import Assign, Event, Instruction
 from dualpath.policy.scheduler import Scheduler
+from dualpath.sim.case import Case
+from dualpath.sim.experiments import policies_hierarchy
+from dualpath.sim.experiments.experiment import Settings
+from dualpath.sim.experiments.grid import ds_27b
 from dualpath.sim.experiments.policies_hierarchy import (
     EXPERIMENT,
     CellScheduler,
@@ -19,6 +24,8 @@ from dualpath.sim.experiments.policies_hierarchy import (
     striped,
     whole,
 )
+from dualpath.sim.plan.load import Offline
+from dualpath.sim.setting import Assumptions, System
 from dualpath.sim.simulation import Simulation
 
 CELLS = 3
@@ -87,3 +94,19 @@ def test_the_experiment_has_a_global_scheduler_in_each_case() -> None:
 
 def _node(engine: EngineId) -> int:
     return int(engine[1:].split(".")[0])
+
+
+def test_ctrl_c_while_costs_are_measured_gives_no_costs(monkeypatch):
+    case = Case(
+        deployment=ds_27b(2, 1),
+        system=System.SPLIT,
+        assumptions=Assumptions(),
+        trace="generated:2k",
+        load=Offline(6),
+    )
+    monkeypatch.setattr(policies_hierarchy, "_offline", lambda settings: case)
+    monkeypatch.setattr(
+        Simulation, "_fetch", lambda self, group: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        policies_hierarchy._cpu_us_a_request(Settings(Assumptions()), "global")

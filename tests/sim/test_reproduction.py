@@ -21,6 +21,7 @@ from dualpath.sim.reproduction_page import HEADLINE, markdown
 from dualpath.sim.sensitivity import BY, FIGURES, moved, sensitivity_cases, variations
 
 FOUND = reproduction_of(EXPERIMENTS.values(), SETTINGS, results())
+PART = reproduction_of([EXPERIMENTS["fig12"]], SETTINGS, results())
 
 
 def test_worst_error_of_a_group():
@@ -142,16 +143,10 @@ def test_groups_that_have_no_target_or_a_wide_one_are_explained():
     assert {name for name in names if not EXPERIMENTS[name].gap} == set()
 
 
-def test_a_gap_is_not_explained_where_nothing_was_run():
-    text = page(reproduction_of([EXPERIMENTS["fig12"]], SETTINGS, results()))
-    assert "What is off" not in text
-
-
-def test_the_page_says_what_is_missing():
-    part = reproduction_of([EXPERIMENTS["fig12"]], SETTINGS, results(), was_interrupted=True)
-    text = page(part)
-    assert "interrupted" in text
-    assert text.count("Not run.") == len(EXPERIMENTS) - 1
+def test_a_part_and_what_was_interrupted_are_not_whole():
+    assert FOUND.is_whole
+    assert not PART.is_whole
+    assert not replace(FOUND, was_interrupted=True).is_whole
 
 
 def test_the_page_has_the_sensitivity():
@@ -162,11 +157,36 @@ def test_the_page_has_the_sensitivity():
     assert text.count("+0.0 %") >= len(FIGURES) * len(changes)
 
 
+def write(directory, found):
+    return reproduction_files.write_reproduction(
+        directory, found, SETTINGS, (), line='{"bench":"sim-reproduce"}', command="dualpath"
+    )
+
+
+@pytest.mark.parametrize("found", [PART, replace(FOUND, was_interrupted=True)])
+def test_the_page_is_written_of_all_only(tmp_path, found):
+    for name in reproduction_files.PAGE_FILES:
+        (tmp_path / name).write_text("kept")
+    written = write(tmp_path, found)
+    assert {each.parent.name for each in written} == {"reproduction"}
+    assert {each.stem.partition("-")[0] for each in written} == found.evaluations.keys()
+    assert all((tmp_path / name).read_text() == "kept" for name in reproduction_files.PAGE_FILES)
+
+
+def test_charts_that_are_no_more_are_removed(tmp_path):
+    folder = tmp_path / "reproduction"
+    folder.mkdir()
+    for name in ("fig12-9.svg", "fig7-9.svg", "fig12-mine.svg"):
+        (folder / name).touch()
+    write(tmp_path, PART)
+    assert not (folder / "fig12-9.svg").exists()
+    assert (folder / "fig7-9.svg").exists() and (folder / "fig12-mine.svg").exists()
+    assert (folder / "fig12-1.svg").exists()
+
+
 def test_files(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduction_files, "_played", lambda settings: PAPER_TRACES)
-    written = reproduction_files.write_reproduction(
-        tmp_path, FOUND, SETTINGS, (), line='{"bench":"sim-reproduce"}', command="dualpath"
-    )
+    written = write(tmp_path, FOUND)
     assert set(written) == {each for each in tmp_path.rglob("*") if each.is_file()}
     folder = tmp_path / "reproduction"
     body = json.loads((folder / "fig12.json").read_text())

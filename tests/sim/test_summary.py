@@ -32,6 +32,7 @@ def outcome(*rows, end_s, snic_bytes=((10.0,), (30.0,)), attention_s=((1.0,),)):
         records=records,
         end_s=end_s,
         events=7,
+        agents=2,
         unfinished_agents=1,
         was_interrupted=False,
         read_bytes=np.array(snic_bytes, np.float64).sum(axis=1),

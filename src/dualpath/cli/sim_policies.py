@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dualpath.bench.harness import BenchResult, Figure
@@ -11,9 +12,11 @@ from dualpath.cli.main import ExitCode
 from dualpath.cli.sweep_flags import add_sweep_flags, check_sweep_flags
 
 if TYPE_CHECKING:
+    from dualpath.sim.case import Case
     from dualpath.sim.experiments.trial import Measured, Trial
+    from dualpath.sim.progress import Watch
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "ended_runs", "run"]
 
 _EPILOG = """\
 examples:
@@ -22,6 +25,8 @@ examples:
   dualpath sim policies all --json
       Everything, as in docs/results/policies_*.json.
 
+Ctrl-C ends it with the figures of what is complete, those of each run that has ended of the rest, and what is
+missing.
 It needs pip install 'dualpath[sim]', no GPU and no torch. What the results say: docs/results/policies.md.
 """
 
@@ -46,48 +51,110 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from dualpath.sim.experiments.experiment import Settings
-    from dualpath.sim.experiments.policies import chosen_policies, play_trial
-    from dualpath.sim.experiments.trial import name_of
+    from dualpath.sim.experiments.policies import chosen_policies
+    from dualpath.sim.missing import missing_of, sentence
     from dualpath.sim.progress import shown_watch
     from dualpath.sim.setting import Assumptions
-    from dualpath.sim.workers import each_in_workers
 
     settings = Settings(Assumptions(), args.seed)
-    experiments = {each: each.trials(settings) for each in chosen_policies(args.names)}
-    # Long ones first, so that workers end together.
-    trials = sorted(
-        (trial for each in experiments.values() for trial in each),
-        key=lambda trial: -trial.case.agents,
-    )
+    needed = {each: each.trials(settings) for each in chosen_policies(args.names)}
     results: dict[Trial, Measured] = {}
+    found: dict[str, Figure] = {}
     interrupted = False
     with shown_watch(Console(stderr=True)) as watch:
-        watch.expect(len(trials))
         try:
-            for trial, measured in each_in_workers(play_trial, trials, args.workers):
-                results[trial] = measured
-                watch.ended(f"{trial.experiment}: {trial.variant}, {name_of(trial.case)}")
+            _play([trial for each in needed.values() for trial in each], results, args, watch)
         except KeyboardInterrupt:
             interrupted = True
-    found = {
-        each.name: each.evaluate(settings, results)
-        for each, needed in experiments.items()
-        if all(trial in results for trial in needed)
-    }
+    try:
+        for each, trials in needed.items():
+            if all(trial in results for trial in trials):
+                found[each.name] = each.evaluate(settings, results)
+    except KeyboardInterrupt:
+        interrupted = True
+    left = {each.name: trials for each, trials in needed.items() if each.name not in found}
+    missing = missing_of(left, results)
+    ended = ended_runs(left, results)
     setup: dict[str, Figure] = {
         "policies": list(found),
         "runs": len(results),
         "seed": args.seed,
         "workers": args.workers,
         "interrupted": interrupted,
+        "missing": {name: asdict(each) for name, each in missing.items()},
     }
     if args.json:
-        result = BenchResult("sim-policies", dict(found), setup, interrupted=interrupted)
+        figures = {**found, "ended_runs": ended} if interrupted else found
+        result = BenchResult("sim-policies", figures, setup, interrupted=interrupted)
         print(result.to_json(), flush=True)
     else:
-        for name, figures in found.items():
-            _print(name, figures, 0)
+        for name, value in found.items():
+            _print(name, value, 0)
+        for name, value in ended.items():
+            _print(f"{name}, runs that ended", value, 0)
+        if interrupted:
+            print(sentence(missing))
     return ExitCode.INTERRUPTED if interrupted else 0
+
+
+def _play(
+    trials: Sequence[Trial], results: dict[Trial, Measured], args: argparse.Namespace, watch: Watch
+) -> None:
+    """Into `results`, as they end. Raises KeyboardInterrupt."""
+    from dualpath.sim.experiments.policies import play_trial
+    from dualpath.sim.experiments.trial import name_of
+    from dualpath.sim.workers import each_in_workers
+
+    watch.expect(len(trials))
+    # Long ones first, so that workers end together.
+    ordered = sorted(trials, key=lambda trial: -trial.case.agents)
+    for trial, measured in each_in_workers(play_trial, ordered, args.workers):
+        results[trial] = measured
+        watch.ended(f"{trial.experiment}: {trial.variant}, {name_of(trial.case)}")
+
+
+def ended_runs(
+    left: Mapping[str, Sequence[Trial]], results: Mapping[Trial, Measured]
+) -> dict[str, Figure]:
+    """Of experiments that are not complete: figures of each run by experiment, case and variant."""
+    found: dict[str, Figure] = {}
+    for name, trials in left.items():
+        by_case: dict[str, dict[str, Figure]] = {}
+        for trial in trials:
+            if trial in results:
+                by_variant = by_case.setdefault(_full_name(trial.case), {})
+                by_variant[trial.variant] = _figures(trial, results[trial])
+        if by_case:
+            found[name] = by_case
+    return found
+
+
+def _full_name(case: Case) -> str:
+    """With all that distinguishes the cases of an experiment."""
+    from dualpath.sim.experiments.trial import name_of
+
+    parts = [name_of(case)]
+    if case.until_s < float("inf"):
+        parts.append(f"{case.until_s:g} s")
+    if (case.append, case.output) != (1.0, 1.0):
+        parts.append(f"append x{case.append:g} output x{case.output:g}")
+    return ", ".join([*parts, f"seed {case.seed}"])
+
+
+def _figures(trial: Trial, measured: Measured) -> dict[str, Figure]:
+    from dualpath.sim.experiments.trial import ratio
+    from dualpath.sim.plan.load import Offline
+
+    summary = measured.summary
+    is_batch = isinstance(trial.case.load, Offline)
+    return {
+        **({"jct_s": round(summary.jct_s, 1)} if is_batch else {}),
+        "request_s": ratio(summary.request.mean_s),
+        "ttft_mean_s": ratio(summary.ttft.mean_s),
+        "ttft_p50_s": ratio(summary.ttft.p50_s),
+        "ttft_p99_s": ratio(summary.ttft.p99_s),
+        "balance": ratio(measured.balance),
+    }
 
 
 def _print(name: str, value: Figure, depth: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,9 @@ from dualpath.cli.main import ExitCode
 from dualpath.cli.sweep_flags import add_sweep_flags, check_sweep_flags
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dualpath.sim.missing import Missing
     from dualpath.sim.reproduction import Reproduction
 
 __all__ = ["add_arguments", "run"]
@@ -28,7 +33,10 @@ examples:
       The ablation and both balances, from the same four runs.
   dualpath sim reproduce all --sensitivity --output docs/results
       Everything, as a page with charts beside the data.
+  dualpath sim reproduce fig12 --output docs/results
+      One experiment's files once more; the page of all stays as it is.
 
+Ctrl-C ends it with the experiments whose runs have all ended, and says which are missing.
 It needs pip install 'dualpath[sim]', no GPU and no torch. What is modelled and what is not:
 docs/simulator.md.
 """
@@ -52,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="Directory for reproduction.md, and for each experiment JSON, CSV and charts.",
+        help="Directory: reproduction/ gets JSON, CSV and charts of each experiment whose runs all ended; "
+        "reproduction.md and reproduction.json are written only when those are all experiments, "
+        "and stay as they are otherwise.",
     )
     parser.add_argument(
         "--json", action="store_true", help="Print the result as one line of JSON, nothing else."
@@ -67,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from dualpath.sim.experiments.experiment import Settings
+    from dualpath.sim.missing import missing_of, sentence
     from dualpath.sim.progress import shown_watch
     from dualpath.sim.reproduction import all_cases, chosen, reproduction_of
     from dualpath.sim.reproduction_files import write_reproduction
@@ -77,25 +88,31 @@ def run(args: argparse.Namespace) -> int:
     told = Console(stderr=True)
     experiments = chosen(args.names)
     settings = Settings(Assumptions(), args.seed)
+    needed = {each.name: each.cases(settings) for each in experiments}
     cases = all_cases(experiments, settings)
     if args.sensitivity:
-        cases += sensitivity_cases(settings)
+        needed["sensitivity"] = sensitivity_cases(settings)
+        cases += needed["sensitivity"]
     with shown_watch(told) as watch:
         played = sweep(cases, workers=args.workers, watch=watch)
     found = reproduction_of(
         experiments, settings, played.results, was_interrupted=played.was_interrupted
     )
     changes = moved(settings, played.results) if args.sensitivity else []
-    line = _result(found, args).to_json()
+    unfinished = {name: runs for name, runs in needed.items() if not played.has(runs)}
+    missing = missing_of(unfinished, played.results)
+    line = _result(found, missing, args).to_json()
     if args.output is not None:
         written = write_reproduction(
             args.output, found, settings, changes, line=line, command=_command()
         )
-        told.print(f"{len(written)} files in {args.output}", highlight=False, soft_wrap=True)
+        _tell_written(told, args.output, found, len(written))
     if args.json:
         print(line, flush=True)
     else:
         _print_tables(found)
+        if played.was_interrupted:
+            print(sentence(missing))
     return ExitCode.INTERRUPTED if played.was_interrupted else 0
 
 
@@ -103,7 +120,24 @@ def _command() -> str:
     return " ".join(["dualpath", *sys.argv[1:]])
 
 
-def _result(found: Reproduction, args: argparse.Namespace) -> BenchResult:
+def _tell_written(told: Console, output: Path, found: Reproduction, files: int) -> None:
+    from dualpath.sim.reproduction_files import PAGE_FILES
+
+    page = " and ".join(PAGE_FILES)
+    if found.is_whole:
+        text = f"{files} files in {output}, with {page}"
+    else:
+        names = ", ".join(found.evaluations) or "no experiment"
+        text = f"{files} files in {output}: of {names}. "
+        text += f"Not written: {page}, which need all runs of all experiments"
+        if any((output / each).exists() for each in PAGE_FILES):
+            text += "; those that are there are of an earlier run"
+    told.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _result(
+    found: Reproduction, missing: Mapping[str, Missing], args: argparse.Namespace
+) -> BenchResult:
     from dualpath.sim.reproduction import role_of
 
     values = {
@@ -125,6 +159,7 @@ def _result(found: Reproduction, args: argparse.Namespace) -> BenchResult:
         "seed": args.seed,
         "workers": args.workers,
         "interrupted": found.was_interrupted,
+        "missing": {name: asdict(each) for name, each in missing.items()},
     }
     return BenchResult("sim-reproduce", figures, setup, interrupted=found.was_interrupted)
 
@@ -150,7 +185,8 @@ def _print_tables(found: Reproduction) -> None:
         table.add_row(
             each.id, known.what, *values, f"{100 * each.error:+.1f} %", role_of(each).value
         )
-    console.print(table)
+    if found.figures:
+        console.print(table)
     for check in found.checks.values():
         mark = "holds" if check.holds else "does not hold"
         text = f"{check.id}: {mark}. {CLAIMS[check.id].what} ({check.detail})."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,15 @@ from dualpath.sim.model_config import MODEL_TYPES, WeightFormat
 
 if TYPE_CHECKING:
     from dualpath.sim.case import Case
+    from dualpath.sim.outcome import Outcome
     from dualpath.sim.summary import Spread, Summary
 
 __all__ = ["add_arguments", "run"]
 
 _HORIZON_S = 4500.0
+_OF_WHOLE_RUNS = ("jct_s", "halves_differ")
+_OF_REQUESTS = ("ttft", "ttst", "tpot", "request", "parts_s")
+"""Figures that an interrupted run does not have; those that it has once a request has ended."""
 
 _EPILOG = """\
 examples:
@@ -33,6 +38,7 @@ examples:
       --arrivals azure-conversation
       Your own model, kept in 8 bits, and agents that come as bunched as the requests of a chat service.
 
+Ctrl-C ends a run with what is known of the requests that have ended, and no job completion time.
 `dualpath plan` compares systems and divisions of nodes. It needs pip install 'dualpath[sim]', no GPU and no
 torch.
 """
@@ -124,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
     from dualpath.sim.case import simulate, summarise
     from dualpath.sim.setting import prepare
+    from dualpath.sim.summary import summary_of_ended
     from dualpath.sim.timeline import write_timeline
 
     case = _case(args)
@@ -134,16 +141,24 @@ def run(args: argparse.Namespace) -> int:
             status.update(f"simulating: {now_s:,.0f} s, {finished:,} agents have ended")
 
         outcome = simulate(case, progress if told.is_terminal else None)
-    summary = summarise(case, outcome)
+    partial = outcome.was_interrupted
+    summary = summary_of_ended(outcome) if partial else summarise(case, outcome)
     if args.timeline is not None:
         cluster, _ = prepare(case.deployment, case.system, case.assumptions)
-        write_timeline(args.timeline, cluster, outcome, title=f"{args.model} {args.system}")
+        title = f"{args.model} {args.system}{', interrupted' if partial else ''}"
+        write_timeline(args.timeline, cluster, outcome, title=title)
     if args.json:
-        figures: dict[str, Figure] = msgspec.to_builtins(summary)
-        print(BenchResult("sim-run", figures, _setup(args)).to_json(), flush=True)
+        figures = _figures(summary, partial=partial)
+        setup = {**_setup(args), "interrupted": partial}
+        print(BenchResult("sim-run", figures, setup, interrupted=partial).to_json(), flush=True)
+    elif partial:
+        _print_part(summary, outcome)
     else:
-        _print_table(summary, online=args.rate is not None)
-    return ExitCode.INTERRUPTED if outcome.was_interrupted else 0
+        _print_times(summary)
+        if args.rate is None:
+            _print_rows({"job completion time": f"{_seconds(summary.jct_s)} s"})
+        _print_rows(_rows(summary))
+    return ExitCode.INTERRUPTED if partial else 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -206,13 +221,32 @@ def _setup(args: argparse.Namespace) -> dict[str, Figure]:
     return {**{name: getattr(args, name) for name in kept}, **load}
 
 
-def _print_table(summary: Summary, *, online: bool) -> None:
+def _figures(summary: Summary, *, partial: bool) -> dict[str, Figure]:
+    """Of a run that was interrupted without those that mean nothing."""
+    figures: dict[str, Figure] = msgspec.to_builtins(summary)
+    if not partial:
+        return figures
+    left_out = _OF_WHOLE_RUNS if summary.requests else (*_OF_WHOLE_RUNS, *_OF_REQUESTS)
+    return {name: value for name, value in figures.items() if name not in left_out}
+
+
+def _print_part(summary: Summary, outcome: Outcome) -> None:
+    """Of a run that was interrupted."""
+    if summary.requests:
+        _print_times(summary, "Seconds, of the requests that had ended")
+    rows = _rows(summary)
+    _print_rows({"requests that had ended": rows.pop("requests"), **rows})
+    ended = outcome.agents - outcome.unfinished_agents
+    print(
+        f"interrupted at {_seconds(outcome.end_s)} s; {ended:,} of {outcome.agents:,} agents had ended"
+    )
+
+
+def _print_times(summary: Summary, title: str = "Seconds") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dualpath.report.chart import shown
-
-    table = Table(title="Seconds", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for name in ("", "mean", "p50", "p90", "p99"):
         table.add_column(name, justify="right" if name else "left")
     spreads: dict[str, Spread] = {
@@ -226,9 +260,13 @@ def _print_table(summary: Summary, *, online: bool) -> None:
         table.add_row(name, *(f"{value:.4g}" for value in values))
     for name, seconds in summary.parts_s.items():
         table.add_row(f"  of TTFT: {name}", f"{seconds:.4g}", "", "", "")
-    console = Console()
-    console.print(table)
-    rows = {
+    Console().print(table)
+
+
+def _rows(summary: Summary) -> dict[str, str]:
+    from dualpath.report.chart import shown
+
+    return {
         "requests": shown(summary.requests),
         "agents that have not ended": shown(summary.unfinished_agents),
         "storage NICs in use": shown(summary.snic_utilization, share=True),
@@ -237,7 +275,14 @@ def _print_table(summary: Summary, *, online: bool) -> None:
         "prefill busy": shown(summary.prefill_busy_share, share=True),
         "decode busy": shown(summary.decode_busy_share, share=True),
     }
-    if not online:
-        rows = {"job completion time": f"{shown(round(summary.jct_s, 1))} s", **rows}
+
+
+def _print_rows(rows: Mapping[str, str]) -> None:
     for name, text in rows.items():
-        console.print(f"{name}: {text}", highlight=False)
+        print(f"{name}: {text}")
+
+
+def _seconds(value: float) -> str:
+    from dualpath.report.chart import shown
+
+    return shown(round(value, 1))

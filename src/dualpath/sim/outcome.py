@@ -23,6 +23,7 @@ Float64 = npt.NDArray[np.float64]
 class Outcome:
     """`records`: of all requests that arrived, fields as `kernel.state.RECORD`; not to be written to.
 
+    `agents`: of the workload, whether they have arrived or not.
     `end_s`: when the last request ended, or until when was simulated if some agent has not.
     `read_bytes[n]`: that node n read; prefill nodes come first. `snic_bytes[n, w]`: the same in window w,
     up to the last that is kept. `attention_s[e, w]`: attention time of prefill engine e in steps that
@@ -34,6 +35,7 @@ class Outcome:
     records: np.recarray
     end_s: float
     events: int
+    agents: int
     unfinished_agents: int
     was_interrupted: bool
     read_bytes: Float64
@@ -63,6 +65,7 @@ class Outcome:
             records=records,
             end_s=end_s,
             events=int(clock.events),
+            agents=len(state.slots),
             unfinished_agents=int(clock.unfinished_agents),
             was_interrupted=interrupted,
             read_bytes=state.links.served_bytes[: cluster.nodes],

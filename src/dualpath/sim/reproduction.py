@@ -47,6 +47,11 @@ class Reproduction:
     was_interrupted: bool
 
     @property
+    def is_whole(self) -> bool:
+        """It has all experiments, and nothing was cut short."""
+        return self.evaluations.keys() == EXPERIMENTS.keys() and not self.was_interrupted
+
+    @property
     def figures(self) -> dict[str, Figure]:
         """By id."""
         return {each.id: each for found in self.evaluations.values() for each in found.figures}

@@ -1,9 +1,12 @@
-"""Writes a reproduction: a page, and for each experiment its figures as JSON, what is behind them as CSV,
-its charts.
+"""Writes a reproduction: for each experiment its figures as JSON, what is behind them as CSV, its charts; of
+all of them a page.
 
 DIRECTORY/reproduction.md
 DIRECTORY/reproduction.json             the last line of `dualpath sim reproduce --json`
 DIRECTORY/reproduction/NAME.json, NAME.csv, NAME-1.svg ...
+
+Invariants: the first two are written only of a reproduction that is whole, so that a part never takes the
+place of a page of all; an experiment's files are of one run, and older charts of it are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from dualpath.sim.reproduction import Reproduction, role_of
 from dualpath.sim.reproduction_page import markdown
 from dualpath.sim.sensitivity import Moved
 
-__all__ = ["experiment_json", "write_reproduction"]
+__all__ = ["PAGE_FILES", "experiment_json", "write_reproduction"]
+
+PAGE_FILES = ("reproduction.md", "reproduction.json")
+"""Of all experiments together."""
 
 _FOLDER = "reproduction"
 
@@ -37,7 +43,7 @@ def write_reproduction(
     line: str,
     command: str,
 ) -> list[Path]:
-    """What was written. `line`: the JSON line; `command`: that made all this."""
+    """What was written, the page and its JSON last. `line`: the JSON line; `command`: that made all this."""
     folder = directory / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -47,8 +53,12 @@ def write_reproduction(
         for number, chart in enumerate(evaluation.charts, 1):
             texts[f"{name}-{number}.svg"] = svg(chart)
             images.setdefault(name, []).append(f"{_FOLDER}/{name}-{number}.svg")
+        for old in set(folder.glob(f"{name}-[0-9]*.svg")) - {folder / file for file in texts}:
+            old.unlink()
         written += [_write(folder / file, text) for file, text in texts.items()]
         written.append(_write_rows(folder / f"{name}.csv", evaluation.rows))
+    if not found.is_whole:
+        return written
     page = markdown(
         found,
         settings,
@@ -57,9 +67,8 @@ def write_reproduction(
         images=images,
         command=command,
     )
-    written.append(_write(directory / "reproduction.md", page))
-    written.append(_write(directory / "reproduction.json", line + "\n"))
-    return written
+    texts = dict(zip(PAGE_FILES, (page, line + "\n"), strict=True))
+    return [*written, *(_write(directory / file, text) for file, text in texts.items())]
 
 
 def experiment_json(experiment: Experiment, evaluation: Evaluation) -> str:

@@ -1,8 +1,8 @@
 """The reproduction as a page in Markdown: every published number beside ours, and where the values are
 from. Pure.
 
-Good and bad alike: a number is left out only when its experiment was, and the page says so. Why numbers are
-off is said beside them, in their experiment's words (`gap`), however far off they came out.
+Good and bad alike: no number is left out. Why numbers are off is said beside them, in their experiment's
+words (`gap`), however far off they came out.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def markdown(
     images: Mapping[str, Sequence[str]],
     command: str,
 ) -> str:
-    """`traces`: means of the sessions that were played, by length. `images`: links to charts, by
-    experiment."""
+    """Of a reproduction that is whole. `traces`: means of the sessions that were played, by length.
+    `images`: links to charts, by experiment."""
     parts = [
         _INTRO.format(command=command),
         *_headline(found),
@@ -88,8 +88,6 @@ def _headline(found: Reproduction) -> Iterator[str]:
         for name, (what, target) in HEADLINE.items()
     ]
     yield _table(("what", "figure", "ours", "target"), rows)
-    if found.was_interrupted:
-        yield "The run was interrupted: experiments without all of their runs are missing."
 
 
 def _experiments(found: Reproduction, images: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -97,9 +95,6 @@ def _experiments(found: Reproduction, images: Mapping[str, Sequence[str]]) -> It
     for name, experiment in EXPERIMENTS.items():
         yield f"## {experiment.title} (`{name}`)"
         yield experiment.shows
-        if name not in found.evaluations:
-            yield "Not run."
-            continue
         rows = []
         for known in published(name):
             figure = figures.get(known.id)

@@ -13,6 +13,7 @@ of a loaded system, and while agents end one after the other there is little to 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,6 +34,7 @@ __all__ = [
     "Summary",
     "balance_of",
     "summary_of",
+    "summary_of_ended",
 ]
 
 Float64 = npt.NDArray[np.float64]
@@ -154,6 +156,14 @@ def summary_of(outcome: Outcome, from_s: float = 0.0, until_s: float | None = No
         prefill_busy_share=outcome.prefill_busy_share,
         decode_busy_share=outcome.decode_busy_share,
     )
+
+
+def summary_of_ended(outcome: Outcome) -> Summary:
+    """Of a run that was interrupted: only requests that ended count, of all of the run so far. `jct_s` is
+    then when it was interrupted, and completes nothing; halves have nothing steady to compare."""
+    ended = outcome.records[outcome.records.finished_s > 0]
+    found = summary_of(replace(outcome, records=ended))
+    return msgspec.structs.replace(found, agents=outcome.agents)
 
 
 def balance_of(series: Float64, size: int) -> Balance:

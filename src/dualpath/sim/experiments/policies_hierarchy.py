@@ -219,13 +219,15 @@ def _cpu_us_a_request(settings: Settings, variant: str) -> float:
     case = _offline(settings)
     cluster, policy = prepare(case.deployment, case.system, case.assumptions)
     events: list[Event] = []
-    Simulation(
+    outcome = Simulation(
         cluster,
         policy,
         workload_of(case),
         scheduler=_schedule(variant, policy),
         log=lambda event, instructions: events.append(event),
     ).run(_COSTED_S)
+    if outcome.was_interrupted:
+        raise KeyboardInterrupt
     joined = [each for each in events if isinstance(each, EngineJoined)]
     others = [each for each in events if not isinstance(each, EngineJoined)]
     requests = sum(isinstance(each, RequestArrived) for each in others)
