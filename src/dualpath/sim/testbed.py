@@ -49,6 +49,7 @@ SYSTEMS = {
     "basic": _System(PolicyConfig(read_plan=ReadPlanKind.PE), both_sides=False),
     "shorter": _System(PolicyConfig(read_plan=ReadPlanKind.SHORTER)),
     "split": _System(PolicyConfig(read_plan=ReadPlanKind.SPLIT)),
+    "steady": _System(PolicyConfig(read_plan=ReadPlanKind.STEADY)),
     "oracle": _System(PolicyConfig(scheduler=SchedulerKind.ORACLE)),
 }
 """As `dualpath bench pooling` names them."""
