@@ -209,6 +209,13 @@ def test_run_interrupted_prints_no_job_completion_time(at, has_times, capsys, mo
     assert ("Seconds, of the requests that had ended" in lines) == has_times
 
 
+def test_a_service_has_no_job_completion_time(capsys):
+    assert main([*TINY, "--rate", "1", "--until", "30", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert "jct_s" not in figures
+    assert figures["until_s"] == 30
+
+
 def test_a_run_to_the_end_says_that_it_was(capsys):
     assert main([*TINY, "--agents", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["setup"]["interrupted"] is False

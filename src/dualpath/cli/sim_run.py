@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         title = f"{args.model} {args.system}{', interrupted' if partial else ''}"
         write_timeline(args.timeline, cluster, outcome, title=title)
     if args.json:
-        figures = _figures(summary, partial=partial)
+        figures = _figures(summary, online=args.rate is not None, partial=partial)
         setup = {**_setup(args), "interrupted": partial}
         print(BenchResult("sim-run", figures, setup, interrupted=partial).to_json(), flush=True)
     elif partial:
@@ -221,12 +221,12 @@ def _setup(args: argparse.Namespace) -> dict[str, Figure]:
     return {**{name: getattr(args, name) for name in kept}, **load}
 
 
-def _figures(summary: Summary, *, partial: bool) -> dict[str, Figure]:
-    """Of a run that was interrupted without those that mean nothing."""
+def _figures(summary: Summary, *, online: bool, partial: bool) -> dict[str, Figure]:
+    """Without those that mean nothing: a service has no end, and a run that was interrupted neither."""
     figures: dict[str, Figure] = msgspec.to_builtins(summary)
-    if not partial:
-        return figures
-    left_out = _OF_WHOLE_RUNS if summary.requests else (*_OF_WHOLE_RUNS, *_OF_REQUESTS)
+    left_out = {"jct_s"} if online else set()
+    if partial:
+        left_out |= {*_OF_WHOLE_RUNS, *(() if summary.requests else _OF_REQUESTS)}
     return {name: value for name, value in figures.items() if name not in left_out}
 
 
