@@ -1,4 +1,5 @@
-"""What every test gets: a cache directory that is not the user's, for itself and the processes it starts."""
+"""What every test gets: a cache directory that is not the user's, for itself and the processes it starts; and
+examples that may take as long as they do, as a busy machine must not decide a test."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -339,11 +339,10 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6)), st.randoms())
-@settings(deadline=None)
 def test_order_of_a_scan_does_not_matter(tokens: list[list[int]], rng: random.Random) -> None:
     blocks = {each.key: each for ids in tokens for each in chain_of(*ids)}
     order = list(blocks.values())

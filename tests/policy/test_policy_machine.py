@@ -184,6 +184,5 @@ TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.settings = settings(
     max_examples=60,
     stateful_step_count=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

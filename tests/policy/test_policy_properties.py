@@ -49,7 +49,7 @@ def arrive(made: Driver, number: int, prompt: int, hit_share: float = 0.9, new: 
     made.play(made.cluster.arrive(request_name(number), prompt, hit, new))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prompts=st.lists(st.integers(1, 3_000), min_size=1, max_size=60),
     kind=st.sampled_from(KINDS),

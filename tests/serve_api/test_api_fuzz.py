@@ -8,12 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from api_kit import EchoGenerator, running_server
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+SETTINGS = settings(max_examples=150, database=None)
 
 scalars = (
     st.none()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from api_kit import make_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -69,7 +69,6 @@ def test_which_tokenizers_are_byte_level():
     assert not SENTENCE_LIKE.is_byte_level
 
 
-@settings(deadline=None)
 @given(
     which=st.integers(0, 1), tokens=st.lists(st.integers(0, 410), max_size=60), skip=st.booleans()
 )
@@ -79,7 +78,6 @@ def test_any_tokens_of_byte_level_bpe_concatenate_to_their_decoding(which, token
     assert "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=skip)
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=40))
 def test_characters_come_out_whole(text):
     tokenizer = BYTE_LEVEL[1]
@@ -90,7 +88,6 @@ def test_characters_come_out_whole(text):
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(deadline=None)
 @given(words=st.lists(st.sampled_from(["a", "b", " a", "ab", "é", "世", " ", "🌍"]), max_size=20))
 def test_sentencepiece_like_text(words):
     """After a prompt, a leading space is text; that of a text's first token would be stripped."""
@@ -129,7 +126,6 @@ def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(deadline=None)
 @given(
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),

@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath.sim.kernel.heaps import (
@@ -24,7 +24,6 @@ TIMES = st.floats(0, 4).map(lambda each: round(each, 1))
 """Few different ones, so that many are equal."""
 
 
-@settings(deadline=None)
 @given(st.lists(TIMES | st.none(), max_size=PLACES))
 def test_the_event_heap_is_a_heapq(pushes: list[float | None]) -> None:
     """A time is pushed, None pops."""
@@ -49,7 +48,6 @@ def test_a_full_event_heap_says_so() -> None:
         heap_push(heap, 1, 1.0, 1, 0)
 
 
-@settings(deadline=None)
 @given(st.lists(TIMES | st.none(), max_size=PLACES))
 def test_a_pairing_heap_is_a_heapq(pushes: list[float | None]) -> None:
     nodes = blank(PLACES, PAIRING)
@@ -65,7 +63,6 @@ def test_a_pairing_heap_is_a_heapq(pushes: list[float | None]) -> None:
     assert root == NONE
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 7), TIMES), max_size=100))
 def test_a_tournament_has_the_first_of_all(changes: list[tuple[int, float]]) -> None:
     times = np.full(8, np.inf)

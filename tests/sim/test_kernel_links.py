@@ -81,7 +81,7 @@ def test_tiny_flows_at_a_late_hour_end() -> None:
     assert set(kernel.ends()) == {0, 1}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     arrivals=st.lists(
         st.tuples(st.floats(0, 5), st.floats(1, 2e6)), min_size=1, max_size=4 * FLOWS

@@ -68,7 +68,7 @@ def queue(
 ENTRIES = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 400)), min_size=1, max_size=AGENTS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     entries=ENTRIES,
     quota_s=st.floats(0.005, 0.4),
@@ -110,7 +110,6 @@ def test_a_rank_packs_as_the_policy_does(
     wanted=st.integers(1, 500),
     spent_s=st.floats(0, 0.5),
 )
-@settings(deadline=None)
 def test_the_quota_is_the_same_compiled(
     cached: int, tokens: int, wanted: int, spent_s: float
 ) -> None:

@@ -150,7 +150,7 @@ def test_nothing_is_left_when_all_agents_have_ended() -> None:
     assert state.clock[0].heap_size == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     room=st.sampled_from([1, 60, 500]),

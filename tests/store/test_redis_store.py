@@ -82,7 +82,7 @@ def test_against_a_dictionary(server: RedisServer) -> None:
 
     run_state_machine_as_test(
         RedisMachine,
-        settings=hypothesis_settings(max_examples=15, stateful_step_count=15, deadline=None),
+        settings=hypothesis_settings(max_examples=15, stateful_step_count=15),
     )
 
 

@@ -64,7 +64,7 @@ leaves = st.one_of(
 replies = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(wanted=st.lists(replies, min_size=1, max_size=5), cut=st.integers(1, 17))
 def test_replies_come_whole_however_they_are_cut(wanted: list[Any], cut: int) -> None:
     peer = Peer()
@@ -83,7 +83,7 @@ def test_replies_come_whole_however_they_are_cut(wanted: list[Any], cut: int) ->
         peer.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     head=st.integers(1, 500),
     body=st.integers(0, 5000),

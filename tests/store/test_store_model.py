@@ -114,6 +114,6 @@ class MemoryMachine(StoreMachine):
 
 
 TestDirectoryModel = DirectoryMachine.TestCase
-TestDirectoryModel.settings = settings(max_examples=20, stateful_step_count=15, deadline=None)
+TestDirectoryModel.settings = settings(max_examples=20, stateful_step_count=15)
 TestMemoryModel = MemoryMachine.TestCase
-TestMemoryModel.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestMemoryModel.settings = settings(max_examples=30, stateful_step_count=20)

@@ -61,7 +61,8 @@ def span_lists(draw: st.DrawFn) -> list[RemoteSpan]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(spans=span_lists())
 def test_any_list_of_spans_is_moved_exactly(subject: Subject, spans: list[RemoteSpan]) -> None:

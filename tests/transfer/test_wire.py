@@ -50,7 +50,7 @@ def pair() -> Iterator[Pair]:
     right.close()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 300)), st.data())
 def test_a_cursor_covers_each_byte_once(sizes: list[int], data: st.DataObject) -> None:
     views = [memoryview(bytearray(size)) for size in sizes]
