@@ -123,8 +123,9 @@ def test_only_engine_is_restarted_and_given_up_when_it_keeps_dying(
         # Nobody else is there: the request waits for the new engine and goes on.
         await served.ask_right(prompt, 30)
         assert killed and first
-        assert driver.roster.count(Role.DECODE) == 1
-        assert served.metric("engine_restarts_total", role="decode") == 1
+        # All tokens may have been on their way when it died; the loss is then noticed after the answer.
+        await served.until(lambda: served.metric("engine_restarts_total", role="decode") == 1)
+        await served.until(lambda: driver.roster.count(Role.DECODE) == 1)
         # From now on it dies as soon as it starts.
         waiting = asyncio.ensure_future(served.ask(prompt, 5000))
         while Role.DECODE not in driver._gone_roles:
