@@ -8,6 +8,7 @@ import signal
 
 import msgspec
 import pytest
+from interrupt_kit import interrupting
 
 from dualpath.base.errors import ConfigError
 from dualpath.base.ids import Role
@@ -251,19 +252,9 @@ def interrupted(tiny, monkeypatch):
     )
     monkeypatch.setitem(policies.POLICIES, "pair", pair)
 
-    def interrupt(after):
-        played = 0
-
-        def play_or_not(trial):
-            nonlocal played
-            if played == after:
-                signal.raise_signal(signal.SIGINT)
-            played += 1
-            return play_trial(trial)
-
-        monkeypatch.setattr(policies, "play_trial", play_or_not)
-
-    return interrupt
+    return lambda after: monkeypatch.setattr(
+        policies, "play_trial", interrupting(play_trial, after=after)
+    )
 
 
 def _never(settings, results):

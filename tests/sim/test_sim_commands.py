@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 
 import pytest
+from interrupt_kit import interrupting
 from reproduction_kit import by_system
 
 from dualpath.cli.main import main
@@ -47,18 +47,9 @@ def test_reproduce_writes_files(tmp_path, capsys, monkeypatch):
     assert "with reproduction.md and reproduction.json" in captured.err
 
 
-def interrupting(monkeypatch, after):
+def interrupted_sweep(monkeypatch, after):
     """Runs of `sim reproduce` are not played; Ctrl-C in the one after so many."""
-    played = 0
-
-    def play(case):
-        nonlocal played
-        if played == after:
-            signal.raise_signal(signal.SIGINT)
-        played += 1
-        return by_system(case)
-
-    monkeypatch.setattr("dualpath.sim.sweep.play", play)
+    monkeypatch.setattr("dualpath.sim.sweep.play", interrupting(by_system, after=after))
 
 
 def a_page(directory):
@@ -90,7 +81,7 @@ def test_one_experiment_leaves_the_page_of_all(tmp_path, capsys):
 
 def test_reproduce_interrupted_says_what_is_missing(tmp_path, capsys, monkeypatch):
     a_page(tmp_path)
-    interrupting(monkeypatch, after=3)
+    interrupted_sweep(monkeypatch, after=3)
     arguments = ["table1", "fig12", "fig13", "--workers", "1", "--output", str(tmp_path)]
     assert main(["sim", "reproduce", *arguments]) == 130
     captured = capsys.readouterr()
@@ -103,7 +94,7 @@ def test_reproduce_interrupted_says_what_is_missing(tmp_path, capsys, monkeypatc
 
 
 def test_reproduce_interrupted_says_so_in_json(capsys, monkeypatch):
-    interrupting(monkeypatch, after=0)
+    interrupted_sweep(monkeypatch, after=0)
     assert main(["sim", "reproduce", "fig12", "--workers", "1", "--json"]) == 130
     setup = json.loads(capsys.readouterr().out)["setup"]
     assert setup["interrupted"] is True
@@ -113,7 +104,7 @@ def test_reproduce_interrupted_says_so_in_json(capsys, monkeypatch):
 
 def test_reproduce_interrupted_in_the_sensitivity_keeps_the_page(tmp_path, capsys, monkeypatch):
     a_page(tmp_path)
-    interrupting(monkeypatch, after=5)
+    interrupted_sweep(monkeypatch, after=5)
     arguments = ["table1", "--sensitivity", "--workers", "1", "--output", str(tmp_path)]
     assert main(["sim", "reproduce", *arguments]) == 130
     assert "missing: sensitivity (5 of " in capsys.readouterr().out
@@ -161,18 +152,8 @@ def test_run_of_a_model_of_its_users(tmp_path, capsys):
 
 
 def interrupted_fetch(monkeypatch, at):
-    """Ctrl-C when a run's leaders have fetched so many times."""
-    fetches = 0
-    fetch = Simulation._fetch
-
-    def counted(self, group):
-        nonlocal fetches
-        fetches += 1
-        if fetches == at:
-            signal.raise_signal(signal.SIGINT)
-        fetch(self, group)
-
-    monkeypatch.setattr(Simulation, "_fetch", counted)
+    """Ctrl-C when a run's leaders fetch for the time `at`."""
+    monkeypatch.setattr(Simulation, "_fetch", interrupting(Simulation._fetch, after=at - 1))
 
 
 @pytest.mark.parametrize(("load", "at"), [(["--agents", "40"], 20), (["--rate", "1"], 2000)])

@@ -122,7 +122,7 @@ class EngineState:
         del self.pending[request.arrival]
         self.unseen.append(request)
         node = self.node
-        read_tokens = request.de_read_tokens if self.decodes else request.pe_read_tokens
+        read_tokens = self.read_tokens(request)
         node.unseen_read_tokens += read_tokens
         node.read_queue_tokens += read_tokens
         node.unread_tokens += read_tokens
@@ -130,6 +130,10 @@ class EngineState:
     def counts(self, request: RequestState) -> bool:
         """Whether the request is in this engine's figures on top of its report."""
         return request.decode_counted if self.decodes else request.prefill_counted
+
+    def read_tokens(self, request: RequestState) -> int:
+        """What this engine's node is to read for it."""
+        return request.de_read_tokens if self.decodes else request.pe_read_tokens
 
     def drop(self, request: RequestState) -> bool:
         """The request needs the engine no longer. Whether figures fell, which those of a report never do."""
@@ -143,11 +147,9 @@ class EngineState:
             self.tokens -= tokens
             self.requests -= 1
             self.group.tokens -= tokens
+            self.node.read_queue_tokens -= self.read_tokens(request)
             if self.decodes:
                 self.free_hbm_tokens += request.hbm_tokens
-                self.node.read_queue_tokens -= request.de_read_tokens
-            else:
-                self.node.read_queue_tokens -= request.pe_read_tokens
             self._uncount(request)
             self.pending.pop(request.arrival, None)
         return counted
@@ -179,12 +181,11 @@ class EngineState:
         """No longer of what no report covers."""
         self.unseen_requests -= 1
         self.unseen_tokens -= request.tokens
+        self.node.unseen_read_tokens -= self.read_tokens(request)
         if self.decodes:
             self.unseen_hbm_tokens -= request.hbm_tokens
-            self.node.unseen_read_tokens -= request.de_read_tokens
             request.decode_counted = False
         else:
-            self.node.unseen_read_tokens -= request.pe_read_tokens
             request.prefill_counted = False
 
 

@@ -143,9 +143,7 @@ def _check_membership(members: Membership, groups: list[GroupState]) -> None:
     for engine in members.engines.values():
         _expect(members.nodes.get(engine.node.id) is engine.node, f"node of {engine.id} is unknown")
         unseen[engine.node.id] += sum(
-            each.de_read_tokens if engine.decodes else each.pe_read_tokens
-            for each in engine.unseen
-            if engine.counts(each)
+            engine.read_tokens(each) for each in engine.unseen if engine.counts(each)
         )
     for node in members.nodes.values():
         _expect(
